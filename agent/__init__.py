@@ -1,0 +1,1 @@
+"""The agent: acting, learning in imagination, the loop, checkpoints and the command line."""

@@ -1,0 +1,73 @@
+"""Acting: observations of the environment slots to actions, with the carry of every slot."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from agent import seeding
+from agent.update import Update
+
+
+def tree_map(function: Any, tree: Any) -> Any:
+    if isinstance(tree, dict):
+        return {key: tree_map(function, value) for key, value in tree.items()}
+    return function(tree)
+
+
+class Actor:
+    """Chooses actions for `count` slots; `carry` holds core state, z and action of each."""
+
+    def __init__(self, update: Update, count: int, seed: int, purpose: str = "act"):
+        self.update, self.count, self.seed, self.purpose = update, count, seed, purpose
+        self.device = update.return_range.device
+        self.tick = 0
+        with torch.inference_mode():
+            self.carry = tree_map(torch.clone, update.world.initial(count))
+
+    @torch.inference_mode()
+    def act(self, ids: np.ndarray, obs: dict[str, np.ndarray], greedy: bool = False) -> np.ndarray:
+        """Actions (n, ...) for the observations (n, ...) of the slots `ids`, ascending.
+
+        Where `is_last` there is nothing to choose: the action is all zeros.
+        """
+        world, policy = self.update.world, self.update.policy
+        seen = {key: self.tensor(obs[key]) for key in world.obs_space}
+        is_first = self.tensor(obs["is_first"])
+        every = len(ids) == self.count
+        rows = None if every else torch.as_tensor(ids, device=self.device)
+        carry = self.carry if every else tree_map(lambda leaf: leaf[rows], self.carry)
+        random = seeding.generator(self.seed, self.purpose, self.tick, self.device)
+        noise = world.noise(len(ids), generator=random)
+        latents, carry = world.step(seen, is_first, carry, noise)
+        out = self.update.actor(**latents)
+        noise = policy.noise(world.bins, (len(ids),), random)
+        carry["action"] = policy.mode(out) if greedy else policy.sample(out, noise)
+        if every:
+            self.carry = carry
+        else:
+            self.put(self.carry, carry, rows)
+        self.tick += 1
+        action = policy.decode(carry["action"])
+        action[obs["is_last"]] = 0
+        return action
+
+    def put(self, into: Any, values: Any, rows: Tensor) -> None:
+        if isinstance(into, dict):
+            for key in into:
+                self.put(into[key], values[key], rows)
+        else:
+            into[rows] = values
+
+    def tensor(self, value: np.ndarray) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(value)).to(self.device)
+
+    def state(self) -> dict[str, Any]:
+        return {"carry": self.carry, "tick": self.tick}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.tick = state["tick"]
+        self.carry = tree_map(lambda leaf: leaf.to(self.device), state["carry"])

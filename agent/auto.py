@@ -1,0 +1,179 @@
+"""Automatic choices at start: device, threads, size, precision, environments. Each is explained in
+a line that is printed and recorded in the run's folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import time
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import FlopCounterMode
+
+from agent import seeding
+from agent.learner import Learner
+from agent.update import Update
+from configs.load import with_size
+from configs.schema import Config
+
+CPU_SECONDS = 2.0  # an update on a CPU should take no longer
+SHORTEST = 256  # T is not cut below this
+CPU_SIZES = ("12m", "1m")
+ENV_RAM = {"memory_maze": 0.8e9}  # bytes of one environment process
+OTHER_ENV_RAM = 0.2e9
+
+
+def fake_batch(
+    update: Update, batch: int, length: int, device: torch.device | str = "cpu"
+) -> dict[str, Tensor]:
+    """A batch of the right shapes, for timing and counting; repeatable."""
+    random = torch.Generator().manual_seed(0)
+
+    def draw(space: Any) -> Tensor:
+        shape = (batch, length, *space.shape)
+        if space.kind == "vector":
+            return torch.randn(shape, generator=random)
+        if space.kind == "image":
+            return torch.randint(0, 256, shape, generator=random, dtype=torch.uint8)
+        parts = [
+            torch.randint(0, count, shape[:-1], generator=random, dtype=torch.int32)
+            for count in space.classes
+        ]
+        return torch.stack(parts, -1)
+
+    out = {key: draw(space) for key, space in update.world.obs_space.items()}
+    out["action"] = draw(update.world.act_space)
+    out["reward"] = torch.randn(batch, length, generator=random)
+    for key in ("is_first", "is_last", "is_terminal"):
+        out[key] = torch.zeros(batch, length, dtype=torch.bool)
+    return {key: value.to(device) for key, value in out.items()}
+
+
+def dry_update(update: Update, batch: dict[str, Tensor], precision: str) -> None:
+    """Forward and backward that leave no trace in weights, gradients or the return scale."""
+    learner = Learner(update, 0, precision)
+    rows, length = batch["reward"].shape
+    random = seeding.generator(0, "dry", 0, learner.device)
+    update.eval()
+    with learner.autocast():
+        loss, _ = update(batch, update.noise(rows, length, random))
+    loss.backward()
+    if learner.device.type == "cuda":
+        torch.cuda.synchronize()
+    update.zero_grad(set_to_none=True)
+    update.train()
+
+
+def seconds(update: Update, batch: dict[str, Tensor], precision: str) -> float:
+    """Seconds of one forward and backward, the better of two after a warm-up."""
+    times = []
+    for _ in range(3):
+        start = time.perf_counter()
+        dry_update(update, batch, precision)
+        times.append(time.perf_counter() - start)
+    return min(times[1:])
+
+
+def count_flops(update: Update, rows: int, length: int) -> int:
+    """FLOPs of one update of (rows, length), forward and backward, by torch's counter.
+
+    Counted at two small lengths and extended: every part is linear in the number of steps.
+    """
+    device = update.return_range.device
+    counts = []
+    for steps in (2, 4):
+        with FlopCounterMode(display=False) as counter:
+            dry_update(update, fake_batch(update, 1, steps, device), "float32")
+        counts.append(counter.get_total_flops())
+    slope = (counts[1] - counts[0]) / 2
+    return int(rows * (counts[0] + slope * (length - 2)))
+
+
+def choose_device(config: Config) -> tuple[Config, str]:
+    if config.device != "auto":
+        return config, f"device {config.device}: as asked"
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    return dataclasses.replace(config, device=device), f"device {device}: what this machine has"
+
+
+def choose_threads(config: Config, cheap: bool) -> tuple[Config, str]:
+    cores = len(os.sched_getaffinity(0))
+    if config.threads:
+        return config, f"threads {config.threads}: as asked"
+    threads = max(1, cores)
+    return dataclasses.replace(config, threads=threads), f"threads {threads}: of {cores} cores"
+
+
+def choose_envs(config: Config, cheap: bool) -> tuple[Config, str]:
+    """Environments by cores and RAM; one when they run in this process."""
+    env = config.env
+    processes = env.processes
+    if processes == "auto":
+        processes = "no" if cheap else "yes"
+    count, why = env.count, "as asked"
+    if not count:
+        cores = len(os.sched_getaffinity(0))
+        suite = next((name for name in ENV_RAM if config.task.startswith(name)), "")
+        room = int(psutil.virtual_memory().available * 0.5 / ENV_RAM.get(suite, OTHER_ENV_RAM))
+        count = 1 if processes == "no" else max(1, min(2 * cores, room, 40))
+        why = f"{cores} cores, RAM for {room}" if processes == "yes" else "cheap, in this process"
+    env = dataclasses.replace(env, count=count, processes=processes)
+    return dataclasses.replace(config, env=env), f"environments {count}: {why}"
+
+
+def choose_size(
+    config: Config, explicit: set[str], obs_space: dict[str, Any], act_space: Any
+) -> tuple[Config, str]:
+    """The published size on a GPU; on a CPU one whose update takes about two seconds.
+
+    Width shrinks first, then the batch, then T to no less than 256. Values that the user gave are
+    never changed.
+    """
+    if config.size != "auto":
+        return config, f"size {config.size}: as asked"
+    if config.device != "cpu":
+        return with_size(config, "50m", explicit), "size 50m: a GPU"
+    batch = config.batch
+    for size in CPU_SIZES:
+        candidate = with_size(config, size, explicit)
+        update = Update(candidate, obs_space, act_space)
+        rows, length = 1, min(64, batch.length)
+        cost = seconds(update, fake_batch(update, rows, length), "float32") / (rows * length)
+        if cost * batch.size * batch.length <= CPU_SECONDS or size == CPU_SIZES[-1]:
+            break
+    size, length = batch.size, batch.length
+    while cost * size * length > CPU_SECONDS and size > 1 and "batch.size" not in explicit:
+        size //= 2
+    while (
+        cost * size * length > CPU_SECONDS
+        and length // 2 >= SHORTEST
+        and "batch.length" not in explicit
+    ):
+        length //= 2
+    shape = dataclasses.replace(batch, size=size, length=length)
+    candidate = dataclasses.replace(candidate, batch=shape)
+    why = (
+        f"size {candidate.size}, batch {size}x{length}: about {cost * size * length:.1f} s an "
+        f"update on {config.threads} CPU threads (wanted: {CPU_SECONDS:.0f}); the longest "
+        f"dependency that can be learned is {length} steps"
+    )
+    return candidate, why
+
+
+def choose_precision(config: Config, update: Update) -> tuple[Config, str]:
+    """One update timed each way; the faster of bfloat16 autocast and float32."""
+    if config.precision != "auto":
+        return config, f"precision {config.precision}: as asked"
+    device = update.return_range.device
+    batch = fake_batch(update, 1, min(64, config.batch.length), device)
+    times = {name: seconds(update, batch, name) for name in ("float32", "bfloat16")}
+    best = min(times, key=times.__getitem__)
+    # bfloat16 must earn its rounding: a tie goes to float32.
+    if times["bfloat16"] > 0.9 * times["float32"]:
+        best = "float32"
+    why = ", ".join(f"{name} {value * 1000:.0f} ms" for name, value in times.items())
+    return dataclasses.replace(config, precision=best), f"precision {best}: {why} on a small batch"

@@ -1,0 +1,97 @@
+"""Checkpoints: folders written aside, synced, then published by one rename; the last two stay.
+
+    checkpoints/000012000/learner.pt   weights and optimiser
+                          run.pt       counters, actor, environments, replay cursor, logger
+Both load with `torch.load(..., weights_only=True)`: tensors and plain values only.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+KEEP = 2
+
+
+def plain(tree: Any) -> Any:
+    """A copy of `tree` in which numpy arrays are tensors and numpy scalars Python numbers."""
+    if isinstance(tree, dict):
+        return {plain(key): plain(value) for key, value in tree.items()}
+    if isinstance(tree, (list, tuple)):
+        return [plain(value) for value in tree]
+    if isinstance(tree, np.ndarray):
+        return torch.from_numpy(np.ascontiguousarray(tree))
+    if isinstance(tree, np.generic):
+        return tree.item()
+    return tree
+
+
+def sync(path: Path) -> None:
+    """Make a file or a folder's entries durable."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Checkpoints:
+    def __init__(self, folder: Path):
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in folder.glob("writing-*"):
+            shutil.rmtree(left)
+
+    def published(self) -> list[Path]:
+        """Complete checkpoints, oldest first."""
+        return sorted(path for path in self.folder.iterdir() if path.name.isdigit())
+
+    def save(self, step: int, parts: dict[str, Any]) -> Path:
+        """Write `parts` (file stem -> tree) for agent step `step`; older than two are removed.
+
+        Raises OSError (disk full included) with the earlier checkpoints as they were.
+        """
+        aside = self.folder / f"writing-{step:012d}"
+        final = self.folder / f"{step:012d}"
+        if aside.exists():
+            shutil.rmtree(aside)
+        try:
+            aside.mkdir()
+            for stem, tree in parts.items():
+                with (aside / f"{stem}.pt").open("wb") as file:
+                    torch.save(plain(tree), file)
+                    file.flush()
+                    os.fsync(file.fileno())
+            sync(aside)
+            if final.exists():
+                shutil.rmtree(final)
+            aside.rename(final)
+            sync(self.folder)
+        except (OSError, RuntimeError) as error:
+            shutil.rmtree(aside, ignore_errors=True)
+            # torch reports a failed write as a RuntimeError, with no error number.
+            full = shutil.disk_usage(self.folder).free < 1 << 20
+            if full or getattr(error, "errno", None) == errno.ENOSPC:
+                raise OSError(
+                    errno.ENOSPC,
+                    f"disk full while writing a checkpoint to {self.folder}; the earlier ones are "
+                    f"good: free space and run the same command",
+                ) from error
+            raise
+        for old in self.published()[:-KEEP]:
+            shutil.rmtree(old)
+        return final
+
+    @staticmethod
+    def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+        """The parts of one checkpoint."""
+        return {
+            file.stem: torch.load(file, map_location=device, weights_only=True)
+            for file in sorted(path.glob("*.pt"))
+        }

@@ -1,0 +1,54 @@
+"""Imagined trajectories: the policy rolled through the world model from every (b, t)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from worldmodels import latent
+from worldmodels.world_model import WorldModel
+
+
+@dataclass
+class Trajectory:
+    """N = B*T starts, H imagined steps: index 0 is the posterior state itself, detached."""
+
+    h: Tensor  # (N, H+1, D)
+    x: Tensor  # (N, H+1, X)
+    z: Tensor  # (N, H+1, S*C)
+    out: Tensor  # (N, H, ...) output of the actor, with its graph
+    action: Tensor  # (N, H, A) encoded; taken in state t, it leads to t+1
+
+
+def imagine(
+    world: WorldModel,
+    actor: nn.Module,
+    policy: Any,
+    start: dict[str, Any],
+    noise: dict[str, Tensor],
+    dynamics: bool,
+) -> Trajectory:
+    """Roll H steps. `start` holds h, x, z (B, T, ...) and the core's context.
+
+    noise: `z` (H, N, S, C) and `action` (H, N, A). Unless `dynamics`, the world model runs without
+    a graph and the actor's outputs carry theirs alone, which is all that REINFORCE needs.
+    """
+    h, x, z = (start[key].detach().flatten(0, 1) for key in ("h", "x", "z"))
+    with torch.set_grad_enabled(dynamics):
+        roll = world.core.imagine(start["context"])
+        hs, xs, zs, outs, actions = [h], [x], [z], [], []
+        for z_noise, action_noise in zip(noise["z"], noise["action"], strict=True):
+            # The actor reads detached features: its gradient through time is cut here.
+            with torch.enable_grad():
+                out = actor(h.detach(), x.detach(), z.detach())
+            action = policy.sample(out if dynamics else out.detach(), action_noise)
+            h, x = roll.step(torch.cat([z, action], -1))
+            z = latent.sample(world.prior_log_probs(h), z_noise).flatten(-2)
+            for values, value in zip(
+                (hs, xs, zs, outs, actions), (h, x, z, out, action), strict=True
+            ):
+                values.append(value)
+    return Trajectory(*(torch.stack(values, 1) for values in (hs, xs, zs, outs, actions)))

@@ -1,0 +1,177 @@
+"""Rows of metrics to metrics.jsonl, TensorBoard and the terminal; one line an episode to
+scores.jsonl. A TensorBoard that fails is reported once and never stops training.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import math
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+
+log = logging.getLogger("agent")
+
+AXES = ("env_step", "agent_step", "update", "train_flops", "wall_seconds")
+
+
+class Lines:
+    """A JSON-lines file whose length can be put back to that of a checkpoint."""
+
+    def __init__(self, path: Path):
+        self.file = path.open("ab")
+
+    def write(self, row: dict[str, Any]) -> None:
+        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v
+                 for k, v in row.items()}
+        self.file.write(json.dumps(clean).encode() + b"\n")
+        self.file.flush()
+
+    def state(self) -> int:
+        os.fsync(self.file.fileno())
+        return self.file.tell()
+
+    def restore(self, length: int) -> None:
+        self.file.truncate(length)
+        self.file.seek(0, os.SEEK_END)
+
+    def close(self) -> None:
+        self.file.close()
+
+
+class TensorBoard:
+    def __init__(self, folder: Path, step: int):
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(folder), purge_step=step)
+
+    def scalars(self, row: dict[str, float], step: int) -> None:
+        for key, value in row.items():
+            self.writer.add_scalar(key, value, step)
+
+    def gif(self, name: str, frames: np.ndarray, encoded: bytes, step: int) -> None:
+        """An animated picture as TensorBoard shows it, without moviepy."""
+        from tensorboard.compat.proto.summary_pb2 import Summary
+
+        height, width = frames.shape[1:3]
+        image = Summary.Image(
+            height=height, width=width, colorspace=3, encoded_image_string=encoded
+        )
+        value = Summary.Value(tag=name, image=image)
+        self.writer._get_file_writer().add_summary(Summary(value=[value]), step)
+
+    def picture(self, name: str, image: np.ndarray, step: int) -> None:
+        self.writer.add_image(name, image, step, dataformats="HWC")
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+def encode_gif(frames: np.ndarray, milliseconds: int = 100) -> bytes:
+    """Frames (T, H, W, 3 or 1) uint8 as an animated GIF."""
+    images = [Image.fromarray(frame[..., 0] if frame.shape[-1] == 1 else frame) for frame in frames]
+    buffer = io.BytesIO()
+    images[0].save(
+        buffer, "GIF", save_all=True, append_images=images[1:], duration=milliseconds, loop=0
+    )
+    return buffer.getvalue()
+
+
+class Logger:
+    def __init__(self, folder: Path, step: int = 0):
+        self.media = folder / "media"
+        self.media.mkdir(exist_ok=True)
+        self.metrics = Lines(folder / "metrics.jsonl")
+        self.scores = Lines(folder / "scores.jsonl")
+        self.board: TensorBoard | None = None
+        self.folder, self.step = folder, step
+        self.guard(self.open_board)
+
+    def open_board(self) -> None:
+        self.board = TensorBoard(self.folder / "tensorboard", self.step)
+
+    def guard(self, function: Any, *args: Any) -> None:
+        """Run what is optional: its failure is a warning, once, and switches it off."""
+        try:
+            function(*args)
+        except Exception as error:  # noqa: BLE001 - whatever a writer raises, training goes on
+            log.warning("logging failed and is left out from here: %r", error)
+            self.board = None
+
+    def row(self, axes: dict[str, float], metrics: dict[str, float]) -> None:
+        """One row; `axes` holds every name of AXES."""
+        assert set(axes) == set(AXES), axes
+        self.metrics.write({**axes, **metrics})
+        if self.board:
+            self.guard(self.board.scalars, {**metrics, **axes}, int(axes["env_step"]))
+
+    def score(self, axes: dict[str, float], score: dict[str, Any]) -> None:
+        """One finished episode."""
+        self.scores.write({**axes, **score})
+        if self.board:
+            numbers = {"episode/return": score["return"], "episode/length": score["length"]}
+            self.guard(self.board.scalars, numbers, int(axes["env_step"]))
+
+    def video(self, name: str, frames: np.ndarray, step: int) -> None:
+        """Frames (T, H, W, C) to media/<name>.gif and TensorBoard; failures are warnings."""
+        self.guard(self.write_video, name, frames, step)
+
+    def write_video(self, name: str, frames: np.ndarray, step: int) -> None:
+        encoded = encode_gif(frames)
+        (self.media / f"{name}.gif").write_bytes(encoded)
+        if self.board:
+            self.board.gif(name, frames, encoded, step)
+
+    def picture(self, name: str, image: np.ndarray, step: int) -> None:
+        """An image (H, W, 3) to media/<name>-<step>.png and TensorBoard."""
+        self.guard(self.write_picture, name, image, step)
+
+    def write_picture(self, name: str, image: np.ndarray, step: int) -> None:
+        Image.fromarray(image).save(self.media / f"{name}-{step:010d}.png")
+        if self.board:
+            self.board.picture(name, image, step)
+
+    def state(self) -> dict[str, int]:
+        return {"metrics": self.metrics.state(), "scores": self.scores.state()}
+
+    def restore(self, state: dict[str, int]) -> None:
+        self.metrics.restore(state["metrics"])
+        self.scores.restore(state["scores"])
+
+    def close(self) -> None:
+        self.metrics.close()
+        self.scores.close()
+        if self.board:
+            self.guard(self.board.close)
+
+
+class Terminal:
+    """One live line on a terminal, plain lines every `quiet` seconds elsewhere."""
+
+    def __init__(self, quiet: float = 30.0):
+        self.live = sys.stdout.isatty()
+        self.quiet, self.last = quiet, 0.0
+        if self.live:
+            from rich.live import Live
+
+            self.view = Live(auto_refresh=False)
+            self.view.start()
+
+    def show(self, line: str, force: bool = False) -> None:
+        now = time.monotonic()
+        if self.live:
+            self.view.update(line, refresh=True)
+        elif force or now - self.last >= self.quiet:
+            print(line, flush=True)
+            self.last = now
+
+    def close(self) -> None:
+        if self.live:
+            self.view.stop()

@@ -1,0 +1,294 @@
+"""The online loop: step, act, store, learn; log, save, resume.
+
+    recv -> act -> send -> replay.add -> updates that the train ratio owes -> recv ...
+
+Workers step while the learner learns. Everything the run is made of can be saved between `send`
+and `recv`, and comes back so that a resumed run on a CPU equals the uninterrupted one.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from typing import Any
+
+import numpy as np
+import psutil
+import torch
+
+from agent import media, seeding
+from agent.actor import Actor
+from agent.checkpoint import Checkpoints
+from agent.learner import Learner
+from agent.logger import Logger, Terminal
+from configs.schema import Config
+from envs.pool import EnvPool
+from replay.loader import Loader
+from replay.replay import Replay
+
+log = logging.getLogger("agent")
+
+HEARTBEAT = 30.0
+CONTEXT = 5
+KEEP_FRAMES = 200
+
+
+def updates_due(agent_steps: int, train_ratio: float, batch_steps: int) -> int:
+    """Updates owed after `agent_steps` decisions: `train_ratio` replayed steps for each.
+
+    A function of counters alone, so a fraction of an update is never lost or rounded twice.
+    """
+    return int(agent_steps * train_ratio / batch_steps)
+
+
+class Loop:
+    def __init__(
+        self,
+        config: Config,
+        pool: EnvPool,
+        actor: Actor,
+        learner: Learner,
+        replay: Replay,
+        loader: Loader,
+        logger: Logger,
+        terminal: Terminal,
+        checkpoints: Checkpoints,
+        flops_per_update: int,
+    ):
+        self.config, self.pool, self.actor, self.learner = config, pool, actor, learner
+        self.replay, self.loader, self.logger = replay, loader, logger
+        self.terminal, self.checkpoints = terminal, checkpoints
+        self.flops_per_update = flops_per_update
+        self.agent_step = 0
+        self.fill_step: int | None = None  # agent step at which updates began
+        self.wall_before = 0.0  # seconds of earlier sittings
+        count = pool.count
+        self.returns = np.zeros(count)
+        self.lengths = np.zeros(count, np.int64)
+        self.recent: deque[float] = deque(maxlen=100)
+        self.window: deque[dict[str, torch.Tensor]] = deque(maxlen=100)
+        self.frames: list[np.ndarray] = []
+        self.last_episode: np.ndarray | None = None
+        self.stop: str | None = None
+        self.began = self.last_row = self.last_save = time.monotonic()
+        self.last_media = -float("inf")
+        self.rate_mark = (self.began, 0, 0)
+        self.process = psutil.Process()
+
+    # -- the loop ---------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Until `steps` agent steps or a request to stop; saves at the end in either case."""
+        if not self.checkpoints.published():
+            self.save()
+        while self.agent_step < self.config.steps and not self.stop:
+            self.tick()
+            if self.learn():
+                break
+            self.report()
+        self.learner.check()
+        self.row()
+        self.save()
+
+    def tick(self) -> None:
+        """One step of the slots that are due, into the replay."""
+        ids, obs = self.pool.recv()
+        action = self.actor.act(ids, obs)
+        self.pool.send(ids, action)
+        self.replay.add(ids, {**obs, "action": action})
+        self.agent_step += int((~obs["is_last"]).sum())
+        self.returns[ids] += obs["reward"]
+        self.lengths[ids] += ~obs["is_first"]
+        self.keep_frames(ids, obs)
+        for row in np.flatnonzero(obs["is_last"]):
+            self.finish_episode(int(ids[row]), {key: value[row] for key, value in obs.items()})
+
+    def finish_episode(self, slot: int, obs: dict[str, Any]) -> None:
+        score = {
+            "return": float(self.returns[slot]),
+            "length": int(self.lengths[slot]),
+            "truncated": not bool(obs["is_terminal"]),
+            "slot": slot,
+            "episode": int(obs["episode"]),
+            "seed": self.pool.seed_of(slot, int(obs["episode"])),
+        }
+        self.recent.append(score["return"])
+        self.returns[slot], self.lengths[slot] = 0.0, 0
+        self.logger.score(self.axes(), score)
+
+    def learn(self) -> bool:
+        """The updates that are owed; true when a stop was asked for in between."""
+        batch = self.config.batch
+        if self.fill_step is None:
+            fill = self.config.loop.fill or batch.size * batch.length
+            if len(self.replay) < fill or not self.replay.ready(batch.length):
+                return False
+            self.fill_step = self.agent_step
+            self.terminal.show("replay is large enough: first update ...", force=True)
+        batch_steps = batch.size * batch.length
+        # The step that fills the replay pays for one update, so that learning starts at once.
+        steps = self.agent_step - self.fill_step
+        due = 1 + updates_due(steps, self.config.loop.train_ratio, batch_steps)
+        while self.learner.updates < due:
+            self.window.append(self.learner.train(self.loader.next(self.learner.updates)))
+            if self.stop:
+                return True
+            self.report()
+        return False
+
+    # -- what is seen -----------------------------------------------------------------------
+
+    @property
+    def wall_seconds(self) -> float:
+        return self.wall_before + time.monotonic() - self.began
+
+    def axes(self) -> dict[str, float]:
+        return {
+            "env_step": self.agent_step * self.config.env.repeat,
+            "agent_step": self.agent_step,
+            "update": self.learner.updates,
+            "train_flops": self.learner.updates * self.flops_per_update,
+            "wall_seconds": round(self.wall_seconds, 3),
+        }
+
+    def report(self) -> None:
+        now = time.monotonic()
+        if now - self.last_row >= self.config.log.every:
+            self.row()
+        if self.config.log.media_every and self.learner.updates:
+            if now - self.last_media >= self.config.log.media_every:
+                self.last_media = now
+                self.make_media()
+        if now - self.last_save >= self.config.checkpoint.every:
+            self.save()
+        elif now - self.last_row < 1e-3:
+            self.show()
+
+    def row(self) -> None:
+        """One row of metrics; the only place where the host waits for the device's metrics."""
+        self.learner.check()
+        now = time.monotonic()
+        since, steps, updates = self.rate_mark
+        span = max(now - since, 1e-9)
+        metrics: dict[str, float] = {}
+        if self.window:
+            keys = self.window[0].keys()
+            stacked = torch.stack(
+                [torch.stack([row[key].float() for row in self.window]).mean() for key in keys]
+            )
+            metrics.update(zip(keys, stacked.tolist(), strict=True))
+            self.window.clear()
+        metrics["rate/agent_steps"] = (self.agent_step - steps) / span
+        metrics["rate/updates"] = (self.learner.updates - updates) / span
+        metrics["env/restarts"] = self.pool.restarts
+        metrics["usage/ram_gb"] = self.process.memory_info().rss / 1e9
+        metrics.update({f"replay/{key}": value for key, value in self.replay.stats().items()})
+        if self.recent:
+            metrics["episode/return_mean_100"] = float(np.mean(self.recent))
+        self.logger.row(self.axes(), metrics)
+        self.rate_mark = (now, self.agent_step, self.learner.updates)
+        self.last_row = now
+        self.latest = metrics
+        self.show()
+
+    def show(self) -> None:
+        metrics = self.latest
+        rate = metrics["rate/agent_steps"]
+        left = (self.config.steps - self.agent_step) / rate if rate else float("inf")
+        eta = "?" if left == float("inf") else f"{left / 3600:.1f} h"
+        if self.fill_step is None:
+            need = self.config.loop.fill or self.config.batch.size * self.config.batch.length
+            state = f"filling {len(self.replay):,}/{need:,}"
+        else:
+            state = f"loss {metrics.get('loss/total', float('nan')):.1f}"
+        last = f"{self.recent[-1]:.2f}" if self.recent else "-"
+        mean = f"{np.mean(self.recent):.2f}" if self.recent else "-"
+        self.terminal.show(
+            f"step {self.agent_step:,}/{self.config.steps:,}  update {self.learner.updates:,}  "
+            f"{rate:.1f} steps/s  {metrics['rate/updates']:.2f} updates/s  {state}  "
+            f"return {last} (mean of {len(self.recent)}: {mean})  "
+            f"RAM {metrics['usage/ram_gb']:.1f} GB  ETA {eta}"
+        )
+
+    def keep_frames(self, ids: np.ndarray, obs: dict[str, np.ndarray]) -> None:
+        """Frames of slot 0, for the policy video."""
+        images = self.actor.update.world.encoder.images
+        if not images or not self.config.log.media_every or ids[0] != 0:
+            return
+        if obs["is_first"][0]:
+            self.frames = []
+        if len(self.frames) < KEEP_FRAMES:
+            self.frames.append(obs[images[0]][0])
+        if obs["is_last"][0]:
+            self.last_episode = np.stack(self.frames)
+
+    def make_media(self) -> None:
+        """Videos of the policy and of open-loop prediction, with the prediction's errors."""
+        try:
+            if self.actor.update.world.encoder.images:
+                step = self.agent_step * self.config.env.repeat
+                frames = self.last_episode
+                if frames is None and self.frames:
+                    frames = np.stack(self.frames)
+                if frames is not None:
+                    self.logger.video("policy", frames, step)
+                self.predict(step)
+        except (RuntimeError, ValueError, OSError) as error:
+            log.warning("a video could not be made: %r", error)
+
+    def predict(self, step: int) -> None:
+        batch = self.config.batch
+        length = min(batch.length, CONTEXT + max(media.HORIZONS))
+        key = (self.config.seed, 1, self.learner.updates)
+        drawn = self.replay.read(self.replay.draw(8, length, key, online=False))
+        device = self.actor.device
+        tensors = {k: torch.from_numpy(v).to(device) for k, v in drawn.items()}
+        random = seeding.generator(self.config.seed, "media", self.learner.updates, device)
+        truth, prediction = media.open_loop(self.actor.update, tensors, CONTEXT, random)
+        self.logger.row(self.axes(), media.errors(truth, prediction, CONTEXT))
+        self.logger.video("prediction", media.video(truth, prediction, CONTEXT), step)
+        self.logger.picture("prediction", media.strip(truth, prediction, CONTEXT), step)
+
+    # -- what survives ----------------------------------------------------------------------
+
+    def save(self) -> None:
+        self.learner.check()
+        self.replay.flush()
+        run = {
+            "agent_step": self.agent_step,
+            "fill_step": self.fill_step,
+            "wall_seconds": self.wall_seconds,
+            "returns": self.returns,
+            "lengths": self.lengths,
+            "recent": list(self.recent),
+            "actor": self.actor.state(),
+            "pool": self.pool.state(),
+            "replay": self.replay.state(),
+            "loader": self.loader.state(),
+            "logger": self.logger.state(),
+            "flops_per_update": self.flops_per_update,
+        }
+        self.checkpoints.save(self.agent_step, {"learner": self.learner.state(), "run": run})
+        kept = [Checkpoints.load(path)["run"] for path in self.checkpoints.published()]
+        self.replay.collect([state["replay"] for state in kept], [
+            pair for s in kept for pair in Loader.positions(s["loader"])
+        ])
+        self.last_save = time.monotonic()
+
+    def restore(self, parts: dict[str, Any]) -> None:
+        """Continue from the parts of a checkpoint; what was appended after it is rolled back."""
+        run = parts["run"]
+        self.agent_step, self.fill_step = run["agent_step"], run["fill_step"]
+        self.wall_before = run["wall_seconds"]
+        self.returns = np.array(run["returns"])
+        self.lengths = np.array(run["lengths"])
+        self.recent.extend(run["recent"])
+        self.flops_per_update = run["flops_per_update"]
+        self.learner.restore(parts["learner"])
+        self.actor.restore(run["actor"])
+        self.replay.restore(run["replay"])
+        self.loader.restore(run["loader"])
+        self.logger.restore(run["logger"])
+        self.pool.restore(run["pool"])
+        self.rate_mark = (time.monotonic(), self.agent_step, self.learner.updates)

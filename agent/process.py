@@ -1,0 +1,26 @@
+"""Settings of this process that must be made before the first tensor: allocator and OpenMP."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+
+M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
+LARGE = 2**31 - 1
+
+
+def prepare() -> None:
+    """Keep freed memory for the next update, and let idle OpenMP threads sleep.
+
+    glibc maps tensors over 32 MB afresh at each call and faults every page in again, which alone
+    can double the time of an update. OpenMP threads that spin take the core that an environment
+    worker needs; the library reads its setting once, so torch must not be imported before.
+    """
+    assert "torch" not in sys.modules, "prepare() must run before torch is imported"
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    if sys.platform == "linux":
+        libc = ctypes.CDLL(None)
+        if hasattr(libc, "mallopt"):
+            libc.mallopt(M_MMAP_THRESHOLD, LARGE)
+            libc.mallopt(M_TRIM_THRESHOLD, LARGE)

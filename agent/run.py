@@ -1,0 +1,202 @@
+"""Wiring of a run: folder, environments, models, replay, loop; starting afresh or resuming."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import random
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from filelock import FileLock, Timeout
+
+from agent import auto
+from agent.actor import Actor
+from agent.checkpoint import Checkpoints
+from agent.learner import Learner
+from agent.logger import Logger, Terminal
+from agent.loop import Loop
+from agent.summary import model_summary
+from agent.update import Update
+from configs import load as configs
+from configs.schema import Config
+from envs.make import cheap, make_env, reset_ticks
+from envs.pool import EnvPool
+from replay.budget import fit_capacity
+from replay.loader import Loader
+from replay.replay import Replay
+
+log = logging.getLogger("agent")
+
+# May differ between a run and its resumption; everything else must agree.
+FREE_AT_RESUME = ("steps", "logdir", "log.", "checkpoint.", "threads", "device", "env.timeout",
+                  "env.restarts_per_hour", "replay.ram_gb", "precision")  # fmt: skip
+
+
+class RunError(ValueError):
+    """The run cannot start as asked; the message says what to change."""
+
+
+def default_logdir(config: Config) -> str:
+    return config.logdir or f"logs/{config.task}-{config.core}-s{config.seed}"
+
+
+def fields(pool: EnvPool) -> dict[str, tuple[Any, tuple[int, ...]]]:
+    """Names, dtypes and shapes of a replay record."""
+    out = {k: (np.dtype(s.dtype), tuple(s.shape)) for k, s in pool.obs_space.items()}
+    out["action"] = (np.dtype(pool.act_space.dtype), tuple(pool.act_space.shape))
+    out["reward"] = (np.dtype(np.float32), ())
+    for key in ("is_first", "is_last", "is_terminal"):
+        out[key] = (np.dtype(bool), ())
+    out["age"] = out["episode"] = (np.dtype(np.int32), ())
+    return out
+
+
+def seed_everything(seed: int) -> None:
+    """The global generators, for whatever does not draw by counter (weight initialisation)."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def reconcile(asked: Config, saved: Config, given: set[str]) -> Config:
+    """The saved configuration with what the user may change at resume.
+
+    Raises RunError with a diff for anything else that was asked for explicitly or by presets.
+    """
+    ask, old = configs.to_flat(asked), configs.to_flat(saved)
+    free = {k for k in old if any(k == f or (f[-1] == "." and k.startswith(f))
+                                  for f in FREE_AT_RESUME)}  # fmt: skip
+    identity = {"task", "core", "seed"}
+    clash = [
+        f"  {key}: {old[key]} in the run, {ask[key]} asked"
+        for key in old
+        if key not in free and (key in given or key in identity) and ask[key] != old[key]
+        and not (key == "size" and ask[key] == "auto")
+    ]  # fmt: skip
+    if clash:
+        raise RunError(
+            "this folder holds a run with other settings:\n" + "\n".join(clash)
+            + "\nchoose another --logdir, or drop these flags to resume; nothing was touched"
+        )
+    changed = {key: ask[key] for key in free & given}
+    return configs.replace_flat(saved, changed)
+
+
+def run(config: Config, given: set[str]) -> int:
+    """Train until done; returns the exit status."""
+    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    folder = Path(default_logdir(config))
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / "lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise RunError(f"another process is training in {folder}; choose another --logdir") from None
+    with lock:
+        return run_in(folder, config, given)
+
+
+def run_in(folder: Path, config: Config, given: set[str]) -> int:
+    checkpoints = Checkpoints(folder / "checkpoints")
+    published = checkpoints.published()
+    config_file = folder / "config.yaml"
+    reasons: list[str] = []
+
+    def note(choice: tuple[Config, str]) -> Config:
+        reasons.append(choice[1])
+        return choice[0]
+
+    if published:
+        config = reconcile(config, configs.load(config_file), given)
+        print(f"resuming {folder} from {published[-1].name}", flush=True)
+    else:
+        config = note(auto.choose_device(config))
+        config = note(auto.choose_threads(config, cheap(config.task)))
+        config = note(auto.choose_envs(config, cheap(config.task)))
+    torch.set_num_threads(max(1, config.threads))
+    seed_everything(config.seed)
+    env = config.env
+    make = functools.partial(
+        make_env,
+        config.task,
+        repeat=env.repeat,
+        time_limit=env.time_limit,
+        truncation=env.truncation,
+    )
+    pool = EnvPool(
+        make,
+        env.count,
+        config.seed,
+        env.processes == "yes",
+        reset_ticks=reset_ticks(config.task),
+        timeout=env.timeout,
+        restarts_per_hour=env.restarts_per_hour,
+    )
+    terminal = Terminal()
+    loader = logger = None
+    try:
+        if not published:
+            config = note(auto.choose_size(config, given, pool.obs_space, pool.act_space))
+            seed_everything(config.seed)
+        device = torch.device(config.device)
+        update = Update(config, pool.obs_space, pool.act_space).to(device)
+        spec = fields(pool)
+        if not published:
+            config = note(auto.choose_precision(config, update))
+            explicit = "replay.capacity" in given
+            capacity, message = fit_capacity(
+                folder, spec, config.replay.capacity, explicit, config.steps
+            )
+            reasons.append(message)
+            config = configs.replace_flat(config, {"replay.capacity": capacity})
+            configs.save(config, config_file)
+            print(configs.render(config))
+            print("\n".join(reasons), flush=True)
+            (folder / "choices.txt").write_text("\n".join(reasons) + "\n")
+        update.config = config
+        replay = Replay(
+            folder / "replay",
+            spec,
+            env.count,
+            config.replay.capacity,
+            int(config.replay.ram_gb * 1e9),
+            int(config.replay.disk_gb * 1e9) or None,
+            online=config.replay.online,
+        )
+        batch = config.batch
+        loader = Loader(replay, batch.size, batch.length, (config.seed, 0), device)
+        parts = Checkpoints.load(published[-1]) if published else None
+        flops = 0 if parts else auto.count_flops(update, batch.size, batch.length)
+        if not parts:
+            (folder / "model.txt").write_text(model_summary(update, flops))
+        logger = Logger(folder, parts["run"]["agent_step"] * env.repeat if parts else 0)
+        learner = Learner(update, config.seed, config.precision)
+        actor = Actor(update, env.count, config.seed)
+        loop = Loop(
+            config, pool, actor, learner, replay, loader, logger, terminal, checkpoints, flops
+        )
+        if parts:
+            loop.restore(parts)
+        widths = update.actor.inputs
+        print(f"policy features {config.behaviour.features}: {widths} numbers", flush=True)
+
+        def ask_to_stop(number: int, frame: Any) -> None:
+            loop.stop = signal.Signals(number).name
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, ask_to_stop)
+        loop.run()
+        word = f"stopped by {loop.stop}" if loop.stop else "done"
+        print(f"{word} at step {loop.agent_step:,}; run the same command to go on", flush=True)
+        return 0
+    finally:
+        terminal.close()
+        if loader:
+            loader.close()
+        if logger:
+            logger.close()
+        pool.close()

@@ -1,0 +1,40 @@
+"""Train: `python -m agent.train --task memory_maze_9x9 --core s3m`. The same command resumes."""
+
+from __future__ import annotations
+
+import sys
+
+from agent import process
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Exit status: 0 when done or stopped on request, 2 for a wrong command, 1 for a failure."""
+    argv = sys.argv[1:] if argv is None else argv
+    from configs.load import ConfigError, explicit, help_text, resolve
+
+    if "--help" in argv or "-h" in argv:
+        print(help_text())
+        return 0
+    try:
+        config = resolve(argv)
+        from envs.make import check_task
+
+        check_task(config.task)
+    except (ConfigError, ValueError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    print(f"{config.task}, core {config.core}: starting ...", flush=True)
+    from agent.run import RunError, run
+
+    try:
+        return run(config, explicit(argv))
+    except RunError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    # Spawned environment workers import this module again, under another name: only the run's
+    # own process is prepared, before anything imports torch.
+    process.prepare()
+    sys.exit(main())

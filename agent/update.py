@@ -1,0 +1,181 @@
+"""One update: every loss of world model, actor and critic from one batch, as one scalar.
+
+`Update.forward(batch, noise)` is the whole computation; it alone is wrapped, compiled or timed.
+Losses follow the newest public DreamerV3 code (`agent.py`); the equations are in README.md.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from agent.imagination import Trajectory, imagine
+from agent.policy import make_policy
+from agent.returns import lambda_return, percentile_range
+from configs.schema import Config
+from worldmodels.dists import BINS, twohot_loss, twohot_mean
+from worldmodels.heads import FeatureHead
+from worldmodels.world_model import WorldModel
+
+POLICY_OUTSCALE = 0.01
+
+
+class Update(nn.Module):
+    def __init__(self, config: Config, obs_space: dict[str, Any], act_space: Any):
+        super().__init__()
+        self.config = config
+        behaviour = config.behaviour
+        self.world = WorldModel(config, obs_space, act_space)
+        self.policy = make_policy(act_space, behaviour.unimix)
+        core = self.world.core
+        widths = (core.out, core.hidden, self.world.z)
+
+        def head(outputs: int, outscale: float) -> FeatureHead:
+            return FeatureHead(
+                behaviour.features,
+                behaviour.feature_norm,
+                widths,
+                config.model.units,
+                behaviour.layers,
+                outputs,
+                outscale,
+            )
+
+        self.actor = head(self.policy.outputs, POLICY_OUTSCALE)
+        self.critic = head(BINS, 0.0)
+        self.slow = copy.deepcopy(self.critic).requires_grad_(False)
+        self.register_buffer("return_range", torch.zeros(2))
+
+    def trainable(self) -> list[tuple[str, nn.Parameter]]:
+        return [(name, param) for name, param in self.named_parameters() if param.requires_grad]
+
+    def noise(self, batch: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
+        """All random numbers of an update on (batch, length) replayed steps."""
+        horizon, starts = self.config.behaviour.horizon, batch * length
+        world = self.world
+        return {
+            "post": world.noise(batch, length, generator=generator),
+            "z": world.noise(horizon, starts, generator=generator),
+            "action": self.policy.noise(world.bins, (horizon, starts), generator),
+        }
+
+    def value(self, logits: Tensor) -> Tensor:
+        return twohot_mean(logits, self.world.bins)
+
+    def forward(
+        self, batch: dict[str, Tensor], noise: dict[str, Tensor]
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Total loss () and metrics, detached scalars on the batch's device.
+
+        batch: what the replay holds, (B, T, ...) each; noise: from `noise`.
+        """
+        batch = {**batch, "action": self.policy.encode(batch["action"])}
+        carry = self.world.initial(len(batch["reward"]))
+        losses, start = self.world.losses(batch, carry, noise["post"])
+        dynamics = self.config.behaviour.actor_grad == "dynamics"
+        trajectory = imagine(self.world, self.actor, self.policy, start, noise, dynamics)
+        imagined, first_return, metrics = self.imagination_losses(trajectory)
+        losses["repval"] = self.replay_value_loss(
+            batch, start, first_return.view_as(batch["reward"])
+        )
+        means = {key: value.mean() for key, value in {**losses, **imagined}.items()}
+        scales = self.scales(means)
+        total = sum(scales[key] * value for key, value in means.items())
+        metrics.update({f"loss/{key}": value for key, value in means.items()})
+        metrics.update(self.latent_metrics(batch, start))
+        metrics["loss/total"] = total
+        return total, {key: value.detach() for key, value in metrics.items()}
+
+    def scales(self, losses: dict[str, Tensor]) -> dict[str, float]:
+        loss = self.config.loss
+        known = {key: getattr(loss, key) for key in vars(loss) if key not in ("free", "rec")}
+        return {**{key: loss.rec for key in self.world.obs_space}, **known}
+
+    def imagination_losses(
+        self, trajectory: Trajectory
+    ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
+        """Policy and value losses (N, H), the return of every start (N,), and metrics."""
+        behaviour, world = self.config.behaviour, self.world
+        dynamics = behaviour.actor_grad == "dynamics"
+        h, x, z = trajectory.h, trajectory.x, trajectory.z
+        logits = self.critic(h.detach(), x.detach(), z.detach())
+        # Returns are differentiated only by the dynamics gradient, and never move the critic.
+        with torch.set_grad_enabled(dynamics):
+            reward = world.predict_reward(h[:, 1:], z[:, 1:])
+            cont = world.predict_cont(h, z)
+            value = self.value(self.critic(h, x, z) if dynamics else logits)
+            returns = lambda_return(reward, cont[:, 1:], value[:, 1:], behaviour.lam)
+        discount = world.discount
+        # The first factor is the model's own estimate that the start is not an end.
+        weight = (cont.detach().cumprod(1) / discount)[:, :-1]
+        with torch.no_grad():
+            rate = behaviour.return_rate if self.training else 0.0
+            self.return_range.lerp_(percentile_range(returns.detach()), rate)
+        low, high = self.return_range
+        scale = (high - low).clamp(min=behaviour.return_floor)
+        advantage = (returns - value[:, :-1]) / scale
+        logp, entropy = self.policy.log_prob_entropy(trajectory.out, trajectory.action.detach())
+        gain = advantage if dynamics else logp * advantage.detach()
+        policy_loss = -weight * (gain + behaviour.entropy * entropy)
+        frozen = [part[:, :-1].detach() for part in (h, x, z)]
+        value_loss = weight * self.critic_loss(logits[:, :-1], frozen, returns.detach())
+        metrics = {
+            "policy/entropy": entropy.mean(),
+            "policy/advantage": advantage.mean(),
+            "policy/advantage_size": advantage.abs().mean(),
+            "return/mean": returns.mean(),
+            "return/low": low.clone(),
+            "return/high": high.clone(),
+            "value/mean": value.mean(),
+            "imagined/reward": reward.mean(),
+            "imagined/cont": cont.mean(),
+        }
+        losses = {"policy": policy_loss, "value": value_loss}
+        return losses, returns[:, 0].detach(), metrics
+
+    def critic_loss(self, logits: Tensor, features: list[Tensor], target: Tensor) -> Tensor:
+        """Two-hot loss of the critic's `logits` at `features` towards `target`, plus the pull
+        towards the slow critic."""
+        with torch.no_grad():
+            slow = self.value(self.slow(*features))
+        bins, normaliser = self.world.bins, logits.logsumexp(-1)
+        pull = self.config.behaviour.slow_reg * twohot_loss(logits, slow, bins, normaliser)
+        return twohot_loss(logits, target, bins, normaliser) + pull
+
+    def replay_value_loss(
+        self, batch: dict[str, Tensor], start: dict[str, Any], boot: Tensor
+    ) -> Tensor:
+        """Value loss (B, T-1) on replayed states, with gradient into the world model.
+
+        Real rewards and ends; bootstraps are the imagined returns. A time limit cuts lambda but
+        is bootstrapped; only a terminal step stops the return.
+        """
+        live = (1 - batch["is_terminal"][:, 1:].float()) * self.world.discount
+        mix = (1 - batch["is_last"][:, 1:].float()) * self.config.behaviour.lam
+        returns = lambda_return(batch["reward"][:, 1:].float(), live, boot[:, 1:], mix)
+        weight = 1 - batch["is_last"][:, :-1].float()
+        features = [start[key][:, :-1] for key in ("h", "x", "z")]
+        return weight * self.critic_loss(self.critic(*features), features, returns)
+
+    def latent_metrics(
+        self, batch: dict[str, Tensor], start: dict[str, Any]
+    ) -> dict[str, Tensor]:
+        return {
+            "latent/prior_entropy": start["prior_entropy"].mean(),
+            "latent/post_entropy": start["post_entropy"].mean(),
+            "latent/x_size": start["x"].detach().square().mean().sqrt(),
+            "latent/h_size": start["h"].detach().square().mean().sqrt(),
+            "replay/reward": batch["reward"].float().mean(),
+        }
+
+    @torch.no_grad()
+    def update_slow(self) -> None:
+        """Move the slow critic towards the critic; called after the optimiser."""
+        torch._foreach_lerp_(
+            list(self.slow.parameters()),
+            list(self.critic.parameters()),
+            self.config.behaviour.slow_rate,
+        )

@@ -1,0 +1,1 @@
+"""Typed settings, YAML presets and strict loading (see README.md)."""

@@ -1,0 +1,281 @@
+"""From presets and flags to one frozen `Config`, strictly: what is not understood is an error.
+
+Order, later wins: schema defaults, tasks.yaml, cores.yaml, sizes.yaml, presets.yaml, flags.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import functools
+import io
+import types
+import typing
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.constructor import DuplicateKeyError
+
+from configs.schema import Config
+
+FOLDER = Path(__file__).parent
+AUTO_SIZE = "auto"
+
+
+class ConfigError(ValueError):
+    """A setting that cannot be used: what, where, what was expected."""
+
+
+def nearest(word: str, known: list[str]) -> str:
+    """`; did you mean 'x'?` for the closest known name, else the list of names."""
+    close = difflib.get_close_matches(word, known, 1, 0.5)
+    if not close:
+        # A right name at the wrong level is as common as a misspelt one.
+        close = [name for name in known if name.split(".")[-1] == word.split(".")[-1]][:1]
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"
+
+
+def leaves(cls: type = Config, prefix: str = "") -> dict[str, tuple[Any, dataclasses.Field]]:
+    """Dotted name -> (type, field) of every setting."""
+    out: dict[str, tuple[Any, dataclasses.Field]] = {}
+    hints = typing.get_type_hints(cls)
+    for field in dataclasses.fields(cls):
+        kind = hints[field.name]
+        if dataclasses.is_dataclass(kind):
+            out.update(leaves(kind, f"{prefix}{field.name}."))
+        else:
+            out[prefix + field.name] = (kind, field)
+    return out
+
+
+LEAVES = leaves()
+
+
+def convert(key: str, value: Any, where: str) -> Any:
+    """`value` (a flag's text or a YAML value) as the type of setting `key`."""
+    kind = LEAVES[key][0]
+    text = str(value).lower() if isinstance(value, bool) else str(value)
+
+    def fail(expected: str) -> ConfigError:
+        return ConfigError(f"{where}: {key} is {text!r}; expected {expected}")
+
+    if typing.get_origin(kind) is typing.Literal:
+        choices = [str(choice) for choice in typing.get_args(kind)]
+        if text not in choices:
+            raise fail(f"one of {', '.join(choices)}" + nearest(text, choices))
+        return text
+    if kind is bool:
+        if text not in ("true", "false"):
+            raise fail("true or false")
+        return text == "true"
+    if kind is str:
+        return text
+    if isinstance(value, bool):
+        raise fail("a number")
+    try:
+        number = float(text)
+    except ValueError:
+        raise fail("a number" if kind is float else "a whole number") from None
+    if kind is float:
+        return number
+    if number != int(number):
+        raise fail("a whole number")
+    return int(number) if "e" in text.lower() or "." in text else int(text)
+
+
+def check_key(key: str, where: str) -> None:
+    if key not in LEAVES:
+        raise ConfigError(f"{where}: no setting {key!r}" + nearest(key, list(LEAVES)))
+
+
+def flatten(tree: dict[str, Any], where: str, prefix: str = "") -> dict[str, Any]:
+    """A nested YAML block as dotted settings, checked and converted."""
+    out: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, dict):
+            out.update(flatten(value, where, f"{name}."))
+        else:
+            check_key(name, where)
+            out[name] = convert(name, value, where)
+    return out
+
+
+def read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        return YAML(typ="safe").load(path) or {}
+    except DuplicateKeyError as error:
+        raise ConfigError(f"{path.name}: a key stands twice: {error.problem}") from None
+
+
+@functools.cache
+def blocks(name: str) -> dict[str, Any]:
+    """The named blocks of configs/<name>.yaml."""
+    return read_yaml(FOLDER / f"{name}.yaml")
+
+
+def pick(name: str, key: str, kind: str) -> dict[str, Any]:
+    known = blocks(name)
+    if key not in known:
+        names = [*known, AUTO_SIZE] if kind == "size" else list(known)
+        raise ConfigError(f"--{kind}: no {kind} {key!r}" + nearest(key, names))
+    return flatten(known[key] or {}, f"configs/{name}.yaml {key}")
+
+
+def by_prefix(tree: dict[str, Any], task: str, where: str) -> dict[str, Any]:
+    """Blocks whose name begins the task's, the shorter names first."""
+    out: dict[str, Any] = {}
+    for prefix in sorted(tree, key=len):
+        if task.startswith(prefix):
+            out.update(flatten(tree[prefix] or {}, f"{where} {prefix}"))
+    return out
+
+
+def preset(name: str, task: str) -> dict[str, Any]:
+    """A named preset; its block `tasks` holds what applies to tasks by the start of their name."""
+    known = blocks("presets")
+    if name not in known:
+        raise ConfigError(f"--preset: no preset {name!r}" + nearest(name, list(known)))
+    tree = dict(known[name] or {})
+    suites = tree.pop("tasks", {})
+    where = f"configs/presets.yaml {name}"
+    return {**flatten(tree, where), **by_prefix(suites, task, where)}
+
+
+def parse_flags(argv: list[str]) -> dict[str, str]:
+    """`--key value` and `--key=value` to texts, keys checked."""
+    flags: dict[str, str] = {}
+    rest = list(argv)
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            raise ConfigError(f"command line: {word!r} stands alone; expected --setting value")
+        key, given, value = word[2:].partition("=")
+        check_key(key, "command line")
+        if not given:
+            if not rest or rest[0].startswith("--"):
+                raise ConfigError(f"command line: --{key} has no value")
+            value = rest.pop(0)
+        if key in flags:
+            raise ConfigError(f"command line: --{key} is given twice")
+        flags[key] = value
+    return flags
+
+
+def replace_flat(config: Config, changes: dict[str, Any]) -> Config:
+    """A copy of `config` with dotted settings replaced."""
+    groups: dict[str, dict[str, Any]] = {}
+    top: dict[str, Any] = {}
+    for key, value in changes.items():
+        group, dot, name = key.partition(".")
+        if dot:
+            groups.setdefault(group, {})[name] = value
+        else:
+            top[key] = value
+    for group, values in groups.items():
+        top[group] = dataclasses.replace(getattr(config, group), **values)
+    return dataclasses.replace(config, **top)
+
+
+def preset_keys(names: str, task: str) -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for name in filter(None, names.split(",")):
+        out.update(preset(name.strip(), task))
+    return out
+
+
+def layers(flags: dict[str, Any]) -> dict[str, Any]:
+    """All settings that differ from the defaults, presets merged in order."""
+    task = flags.get("task", Config().task)
+    named = preset_keys(flags.get("preset", ""), task)
+    known = flags.get("size") or named.get("size") or Config().size
+    core = flags.get("core") or named.get("core") or Config().core
+    merged = by_prefix(blocks("tasks"), task, "configs/tasks.yaml")
+    merged.update(pick("cores", core, "core"))
+    if known != AUTO_SIZE:
+        merged.update(pick("sizes", known, "size"))
+    merged.update(named)
+    merged.update(flags)
+    return merged
+
+
+def resolve(argv: list[str]) -> Config:
+    """The configuration of a command line. Raises ConfigError with one line."""
+    flags = {k: convert(k, v, "command line") for k, v in parse_flags(argv).items()}
+    return replace_flat(Config(), layers(flags))
+
+
+def explicit(argv: list[str]) -> set[str]:
+    """Settings that the user gave, by flag or by named preset; automatic choices leave them."""
+    flags = parse_flags(argv)
+    named = preset_keys(flags.get("preset", ""), flags.get("task", Config().task))
+    return set(flags) | set(named)
+
+
+def with_size(config: Config, size: str, given: set[str]) -> Config:
+    """`config` at another size; settings in `given` stay."""
+    changes = pick("sizes", size, "size")
+    changes = {key: value for key, value in changes.items() if key not in given}
+    return replace_flat(config, {**changes, "size": size})
+
+
+def to_flat(config: Any, prefix: str = "") -> dict[str, Any]:
+    out: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name)
+        if dataclasses.is_dataclass(value):
+            out.update(to_flat(value, f"{prefix}{field.name}."))
+        else:
+            out[prefix + field.name] = value
+    return out
+
+
+def render(config: Config) -> str:
+    """YAML text of the whole configuration, groups in the order of the schema."""
+    buffer = io.StringIO()
+    yaml = YAML()
+    yaml.default_flow_style = False
+    yaml.dump(dataclasses.asdict(config), buffer)
+    return buffer.getvalue()
+
+
+def save(config: Config, path: Path) -> None:
+    aside = path.with_suffix(".writing")
+    aside.write_text(render(config))
+    aside.replace(path)
+
+
+def load(path: Path) -> Config:
+    """The configuration that `save` wrote; strict, so a file of another version says so."""
+    flat = flatten(read_yaml(path), str(path))
+    missing = sorted(set(LEAVES) - set(flat))
+    if missing:
+        raise ConfigError(f"{path}: settings are missing: {', '.join(missing)}")
+    return replace_flat(Config(), flat)
+
+
+def type_name(kind: Any) -> str:
+    if typing.get_origin(kind) is typing.Literal:
+        return "|".join(typing.get_args(kind))
+    return kind.__name__ if isinstance(kind, type) else str(types.GenericAlias(kind, ()))
+
+
+def help_text() -> str:
+    """Every setting: name, type, default and meaning, grouped as in the schema."""
+    lines = ["usage: python -m agent.train [--setting value ...]", "", "main settings"]
+    group = ""
+    meanings = {field.name: field.metadata["meaning"] for field in dataclasses.fields(Config)}
+    defaults = to_flat(Config())
+    for key, (kind, field) in LEAVES.items():
+        head = key.rpartition(".")[0]
+        if head != group:
+            group = head
+            lines += ["", f"{group}: {meanings[group]}"]
+        default = defaults[key]
+        shown = "''" if default == "" else str(default).lower() if kind is bool else default
+        lines.append(f"  --{key:27} {type_name(kind)} = {shown}")
+        lines.append(f"      {field.metadata['meaning']}")
+    lines += ["", "sizes:   " + " ".join(blocks("sizes")) + " auto"]
+    lines += ["cores:   " + " ".join(blocks("cores")), "presets: " + " ".join(blocks("presets"))]
+    return "\n".join(lines)

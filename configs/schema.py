@@ -1,0 +1,179 @@
+"""Every setting of a run: its type, its default and one line of meaning.
+
+The dataclasses are frozen: a configuration is resolved once (`configs/load.py`), printed, saved in
+the run's folder and never changed. YAML presets hold differences only. A value of 0 or `auto` that
+is described as automatic is replaced at start by `agent/auto.py`, which records what it chose.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, Literal
+
+
+def setting(default: Any, meaning: str) -> Any:
+    """A field with a default and the line that `--help` prints for it."""
+    if dataclasses.is_dataclass(default):
+        return dataclasses.field(
+            default_factory=type(default),
+            metadata={"meaning": meaning},
+        )
+    return dataclasses.field(default=default, metadata={"meaning": meaning})
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    count: int = setting(0, "environments stepped side by side; 0: by cores and RAM")
+    processes: Literal["auto", "yes", "no"] = setting(
+        "auto", "one process per environment; auto: no for environments cheaper than a message"
+    )
+    repeat: int = setting(1, "simulator steps per action; env_step counts simulator steps")
+    time_limit: int = setting(0, "cut episodes after this many actions; 0: the task's own limit")
+    truncation: Literal["bootstrap", "terminal"] = setting(
+        "bootstrap", "a time limit is not an end (value bootstrapped), or counts as one"
+    )
+    timeout: float = setting(120.0, "seconds after which a silent environment is restarted")
+    restarts_per_hour: int = setting(10, "more restarts than this within an hour end the run")
+
+
+@dataclass(frozen=True)
+class ReplayConfig:
+    capacity: int = setting(10_000_000, "steps kept, first in first out; all ranks together")
+    ram_gb: float = setting(1.0, "RAM for decoded blocks, GB")
+    disk_gb: float = setting(0.0, "disk budget, GB; 0: what is free, less a reserve")
+    online: bool = setting(True, "fresh windows are trained on once before uniform sampling")
+
+
+@dataclass(frozen=True)
+class BatchConfig:
+    size: int = setting(16, "rows B of a batch")
+    length: int = setting(64, "steps T of a row: the longest dependency that can be learned")
+
+
+@dataclass(frozen=True)
+class LoopConfig:
+    train_ratio: float = setting(32.0, "replayed steps per agent step; may be a fraction")
+    fill: int = setting(0, "agent steps before the first update; 0: one batch (size x length)")
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    units: int = setting(256, "width of encoder, decoder and head layers")
+    hidden: int = setting(256, "width of the layers inside prior, posterior and core inputs")
+    depth: int = setting(16, "base channels of the image encoder and decoder")
+    groups: int = setting(32, "categorical variables S of the latent z")
+    classes: int = setting(16, "classes C of each of them")
+    layers: int = setting(3, "layers of the vector encoder and decoder")
+    unimix: float = setting(0.01, "uniform share mixed into prior and posterior")
+    posterior: Literal["auto", "parallel", "recurrent"] = setting(
+        "auto", "q(z|o), or q(z|h,o) step by step; auto: recurrent for gru, else parallel"
+    )
+
+
+@dataclass(frozen=True)
+class GRUConfig:
+    deter: int = setting(2048, "width of h, which is also x")
+    blocks: int = setting(8, "diagonal blocks of the recurrent matrices")
+
+
+@dataclass(frozen=True)
+class S3MConfig:
+    layers: int = setting(3, "stacked state-space layers")
+    state: int = setting(128, "complex states P of a layer")
+    width: int = setting(256, "features of a layer")
+    deter: int = setting(512, "width of h")
+    blocks: int = setting(8, "HiPPO blocks whose spectrum the states share")
+    discretisation: Literal["bilinear", "zoh"] = setting(
+        "bilinear", "from continuous to discrete time"
+    )
+    initial: Literal["learned", "zeros"] = setting("learned", "state at the start of an episode")
+    dt_min: float = setting(0.001, "smallest initial step: memory of about 1400 steps")
+    dt_max: float = setting(0.1, "largest initial step: memory of about 14 steps")
+
+
+@dataclass(frozen=True)
+class LossConfig:
+    dyn: float = setting(1.0, "scale of KL(sg(posterior) || prior)")
+    rep: float = setting(0.1, "scale of KL(posterior || sg(prior))")
+    free: float = setting(1.0, "free nats of both KL terms")
+    rec: float = setting(1.0, "scale of every reconstruction loss")
+    reward: float = setting(1.0, "scale of the reward loss")
+    cont: float = setting(1.0, "scale of the continue loss")
+    policy: float = setting(1.0, "scale of the policy loss")
+    value: float = setting(1.0, "scale of the value loss on imagined states")
+    repval: float = setting(0.3, "scale of the value loss on replayed states")
+
+
+@dataclass(frozen=True)
+class BehaviourConfig:
+    features: Literal["output", "hidden", "full"] = setting(
+        "output", "what actor and critic read: (h, z), (x, z) or (h, x, z)"
+    )
+    feature_norm: bool = setting(True, "one RMSNorm on x before the first policy layer")
+    layers: int = setting(3, "layers of actor and critic")
+    horizon: int = setting(15, "imagined steps H")
+    discount_horizon: float = setting(333.0, "discount is 1 - 1/this")
+    lam: float = setting(0.95, "lambda of the lambda-return")
+    entropy: float = setting(3e-4, "scale of the policy's entropy bonus")
+    unimix: float = setting(0.01, "uniform share mixed into categorical policies")
+    actor_grad: Literal["reinforce", "dynamics"] = setting(
+        "reinforce", "score-function gradient, or back-propagation through the world model"
+    )
+    slow_rate: float = setting(0.02, "share of the critic copied into the slow critic an update")
+    slow_reg: float = setting(1.0, "scale of the pull of the critic towards the slow critic")
+    return_rate: float = setting(0.01, "rate of the return scale's moving percentiles")
+    return_floor: float = setting(1.0, "smallest return scale")
+
+
+@dataclass(frozen=True)
+class OptimConfig:
+    lr: float = setting(4e-5, "learning rate")
+    actor_lr: float = setting(0.0, "learning rate of the actor; 0: the same")
+    critic_lr: float = setting(0.0, "learning rate of the critic; 0: the same")
+    warmup: int = setting(1000, "updates over which the learning rate rises from 0")
+    agc: float = setting(0.3, "adaptive clipping: largest gradient norm over parameter norm")
+    beta1: float = setting(0.9, "momentum")
+    beta2: float = setting(0.999, "averaging of squared gradients")
+    eps: float = setting(1e-20, "added to the root of squared gradients")
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    every: float = setting(10.0, "seconds between rows of metrics")
+    media_every: float = setting(600.0, "seconds between prediction and policy videos; 0: never")
+
+
+@dataclass(frozen=True)
+class CheckpointConfig:
+    every: float = setting(300.0, "seconds between checkpoints")
+
+
+@dataclass(frozen=True)
+class Config:
+    """A whole run. Top-level fields are the short flags: `--task`, `--core`, ..."""
+
+    task: str = setting("memory_maze_9x9", "environment: suite_name, for example gym_CartPole-v1")
+    core: str = setting("s3m", "sequence core of the world model: gru, s3m")
+    size: str = setting("auto", "1m 12m 25m 50m 100m 200m 400m debug; auto: by device")
+    preset: str = setting("", "named settings on top, comma separated: r2i, bsuite_small, ...")
+    seed: int = setting(0, "every random number of the run derives from it")
+    logdir: str = setting("", "folder of the run; empty: logs/<task>-<core>-s<seed>")
+    steps: int = setting(10_000_000, "agent steps at which the run ends")
+    device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto: cuda when there is one")
+    precision: Literal["auto", "float32", "bfloat16"] = setting(
+        "auto", "auto: one update is timed each way at start and the faster kept"
+    )
+    threads: int = setting(0, "CPU threads of the learner; 0: automatic")
+    env: EnvConfig = setting(EnvConfig(), "environments")
+    replay: ReplayConfig = setting(ReplayConfig(), "replay buffer")
+    batch: BatchConfig = setting(BatchConfig(), "batch shape")
+    loop: LoopConfig = setting(LoopConfig(), "acting and learning")
+    model: ModelConfig = setting(ModelConfig(), "world model")
+    gru: GRUConfig = setting(GRUConfig(), "core gru (block GRU of DreamerV3)")
+    s3m: S3MConfig = setting(S3MConfig(), "core s3m (state-space model of R2I)")
+    loss: LossConfig = setting(LossConfig(), "loss scales")
+    behaviour: BehaviourConfig = setting(BehaviourConfig(), "actor and critic")
+    optim: OptimConfig = setting(OptimConfig(), "optimiser (LaProp with adaptive clipping)")
+    log: LogConfig = setting(LogConfig(), "metrics and media")
+    checkpoint: CheckpointConfig = setting(CheckpointConfig(), "checkpoints")

@@ -1,0 +1,1 @@
+"""Environments: tasks by name, adapters, and a pool of workers (see README.md)."""

@@ -1,0 +1,93 @@
+"""The contract of an environment, its spaces, and the helpers that set the flags of a step.
+
+An episode of N actions gives N + 1 steps. The reward of a step arrived with its observation; the
+action of a step is chosen after seeing it. `is_last` closes an episode for any reason,
+`is_terminal` because the task itself ended: truncation is `is_last and not is_terminal`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+
+Step = dict[str, Any]
+DTYPES = {"image": np.uint8, "vector": np.float32, "discrete": np.int32}
+FLAGS = ("reward", "is_first", "is_last", "is_terminal")
+
+
+@dataclass(frozen=True)
+class Space:
+    """image: uint8 (H, W, C); vector: float32 (n,); discrete: int32 (k,) with k class counts.
+
+    As an action, `vector` means numbers in [-1, 1] and `discrete` k numbers counted from 0.
+    """
+
+    kind: Literal["image", "vector", "discrete"]
+    shape: tuple[int, ...]
+    classes: tuple[int, ...] = ()
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(DTYPES[self.kind])
+
+
+class Env(Protocol):
+    """What a task must offer. `repeat` is the number of simulator steps of one action."""
+
+    obs_space: dict[str, Space]
+    act_space: Space
+
+    def reset(self, seed: int) -> Step:
+        """Open an episode that is a function of `seed`; allowed at any time."""
+        ...
+
+    def step(self, action: np.ndarray) -> Step:
+        """Go on; after `is_last` an AssertionError."""
+        ...
+
+    def close(self) -> None: ...
+
+
+def first(obs: dict[str, np.ndarray]) -> Step:
+    return flagged(obs, 0.0, is_first=True)
+
+
+def middle(obs: dict[str, np.ndarray], reward: float) -> Step:
+    return flagged(obs, reward)
+
+
+def terminal(obs: dict[str, np.ndarray], reward: float) -> Step:
+    return flagged(obs, reward, is_last=True, is_terminal=True)
+
+
+def truncated(obs: dict[str, np.ndarray], reward: float) -> Step:
+    return flagged(obs, reward, is_last=True)
+
+
+def flagged(
+    obs: dict[str, np.ndarray],
+    reward: float,
+    is_first: bool = False,
+    is_last: bool = False,
+    is_terminal: bool = False,
+) -> Step:
+    return {
+        **obs,
+        "reward": np.float32(reward),
+        "is_first": is_first,
+        "is_last": is_last,
+        "is_terminal": is_terminal,
+    }
+
+
+def check(key: str, value: Any, space: Space) -> np.ndarray:
+    """A fresh array of `value` in the space's dtype; ValueError when its shape disagrees."""
+    array = np.array(value, dtype=space.dtype)
+    if array.shape != space.shape:
+        raise ValueError(
+            f"observation {key!r} has shape {array.shape}, its space says {space.shape}: "
+            f"correct the environment's observation_space"
+        )
+    return array

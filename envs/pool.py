@@ -1,0 +1,384 @@
+"""Environments side by side: spawned worker processes, or the same slots in this process.
+
+Time is counted in ticks: one `recv` is one tick. A slot that closed its episode starts its reset at
+once, inside `send`, and rejoins exactly `reset_ticks` ticks later while the others go on: nobody
+waits for the slowest reset, and nothing depends on timing. A slot that raises, dies or falls silent
+is started again; its episode is closed as truncated and counted in `restarts`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import multiprocessing
+import os
+import signal
+import time
+import traceback
+import zlib
+from collections import deque
+from collections.abc import Callable
+from multiprocessing import shared_memory
+from typing import Any
+
+import numpy as np
+
+from envs.env import Env, Step
+
+log = logging.getLogger("envs")
+
+WORKER_ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "passive",
+}
+HALF = 2**30
+
+
+def episode_seed(seed: int, slot: int, episode: int, purpose: str = "train") -> int:
+    """Seed of one episode: a pure function; `eval` seeds are never those of `train`."""
+    offset = {"train": 0, "eval": HALF}[purpose]
+    sequence = np.random.SeedSequence([seed, slot, episode])
+    return offset + int(sequence.generate_state(1)[0]) % HALF
+
+
+def checksum(record: Step) -> int:
+    code = 0
+    for key in sorted(record):
+        code = zlib.crc32(np.ascontiguousarray(record[key]).tobytes(), code)
+    return code
+
+
+class SlotFailed(Exception):
+    """An environment raised, died or fell silent; the text says which, with its traceback."""
+
+
+def rerun(env: Env, seed: int, actions: list[np.ndarray]) -> tuple[Step, int]:
+    """The step that `actions` lead to from a reset, and the checksum of the one before it."""
+    record, before = env.reset(seed), 0
+    for action in actions:
+        before = checksum(record)
+        record = env.step(action)
+    return record, before
+
+
+class LocalSlot:
+    """An environment in this process; results wait until they are asked for."""
+
+    def __init__(self, make: Callable[[], Env]):
+        self.env = make()
+        self.obs_space, self.act_space = self.env.obs_space, self.env.act_space
+
+    def begin(self, command: str, *args: Any) -> None:
+        try:
+            run = rerun if command == "rerun" else None
+            self.answer = run(self.env, *args) if run else getattr(self.env, command)(*args)
+            self.error = ""
+        except Exception:  # noqa: BLE001 - an environment may raise anything
+            self.error = traceback.format_exc()
+
+    def result(self, timeout: float) -> Any:
+        if self.error:
+            raise SlotFailed(self.error)
+        return self.answer
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def worker(make: Callable[[], Env], pipe: Any) -> None:
+    """The process of one environment. It ends when the parent closes the pipe or dies."""
+    # The parent decides when to stop; a Ctrl-C reaches the whole group.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    env = memory = None
+    places: dict[str, np.ndarray] = {}
+    try:
+        env = make()
+        pipe.send(("spaces", (env.obs_space, env.act_space)))
+        name = pipe.recv()
+        if name:
+            memory = shared_memory.SharedMemory(name)
+            places = image_places(memory, env.obs_space)
+        while (message := pipe.recv()) is not None:
+            command, args = message
+            before = None
+            if command == "rerun":
+                record, before = rerun(env, *args)
+            else:
+                record = getattr(env, command)(*args)
+            for key, place in places.items():
+                place[...] = record[key]
+            rest = {key: value for key, value in record.items() if key not in places}
+            pipe.send(("step", (rest, before)))
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass
+    except BaseException:  # noqa: BLE001 - reported to the parent, which restarts this worker
+        with contextlib.suppress(OSError):
+            pipe.send(("error", traceback.format_exc()))
+    finally:
+        with contextlib.suppress(Exception):
+            if env is not None:
+                env.close()
+        places.clear()
+        if memory:
+            with contextlib.suppress(BufferError):
+                memory.close()
+
+
+def image_places(memory: shared_memory.SharedMemory, spaces: dict[str, Any]) -> dict[str, Any]:
+    """Views into shared memory, one an image key."""
+    places, offset = {}, 0
+    for key, space in spaces.items():
+        if space.kind == "image":
+            places[key] = np.ndarray(space.shape, space.dtype, memory.buf, offset)
+            offset += int(np.prod(space.shape))
+    return places
+
+
+class ProcessSlot:
+    """An environment in a spawned process: a pipe for messages, shared memory for images."""
+
+    def __init__(self, make: Callable[[], Env]):
+        context = multiprocessing.get_context("spawn")
+        self.pipe, child = context.Pipe()
+        self.process = context.Process(target=worker, args=(make, child), daemon=True)
+        before = {key: os.environ.get(key) for key in WORKER_ENVIRONMENT}
+        os.environ.update(WORKER_ENVIRONMENT)
+        try:
+            self.process.start()
+        finally:
+            for key, value in before.items():
+                if value is None:
+                    os.environ.pop(key)
+                else:
+                    os.environ[key] = value
+        child.close()
+        self.memory: shared_memory.SharedMemory | None = None
+        self.places: dict[str, np.ndarray] = {}
+
+    def connect(self, timeout: float) -> None:
+        """Wait for the environment to be built, then share memory for its images."""
+        _, (self.obs_space, self.act_space) = self.receive(timeout)
+        size = sum(int(np.prod(s.shape)) for s in self.obs_space.values() if s.kind == "image")
+        if size:
+            self.memory = shared_memory.SharedMemory(create=True, size=size)
+            self.places = image_places(self.memory, self.obs_space)
+        self.pipe.send(self.memory.name if self.memory else "")
+
+    def receive(self, timeout: float) -> Any:
+        try:
+            if not self.pipe.poll(timeout):
+                raise SlotFailed(f"no answer within {timeout:g} s")
+            kind, content = self.pipe.recv()
+        except (EOFError, OSError):
+            self.process.join(1)
+            raise SlotFailed(f"its process died, exit code {self.process.exitcode}") from None
+        if kind == "error":
+            raise SlotFailed(content)
+        return kind, content
+
+    def begin(self, command: str, *args: Any) -> None:
+        # A process that died is noticed when its result is asked for.
+        with contextlib.suppress(OSError):
+            self.pipe.send((command, args))
+
+    def result(self, timeout: float) -> Any:
+        _, (record, before) = self.receive(timeout)
+        record.update({key: place.copy() for key, place in self.places.items()})
+        return record if before is None else (record, before)
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self.pipe.send(None)
+        self.pipe.close()
+        self.process.join(2)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        if self.memory:
+            self.places.clear()
+            self.memory.close()
+            self.memory.unlink()
+
+
+class EnvPool:
+    def __init__(
+        self,
+        make: Callable[[], Env],
+        count: int,
+        seed: int,
+        processes: bool,
+        reset_ticks: int = 0,
+        timeout: float = 120.0,
+        restarts_per_hour: int = 10,
+        purpose: str = "train",
+    ):
+        """`make` is picklable; `timeout` in seconds; `purpose` is `train` or `eval`.
+
+        Raises RuntimeError with the traceback when an environment cannot be built.
+        """
+        self.make, self.count, self.seed, self.processes = make, count, seed, processes
+        self.reset_ticks, self.timeout, self.purpose = reset_ticks, timeout, purpose
+        self.restarts_per_hour, self.restarts = restarts_per_hour, 0
+        self.restart_times: deque[float] = deque()
+        self.tick = 0
+        self.episode = [0] * count
+        self.due = [0] * count
+        self.actions: list[list[np.ndarray]] = [[] for _ in range(count)]
+        self.last: list[Step | None] = [None] * count
+        self.rerunning: dict[int, int] = {}  # slot -> expected checksum
+        self.slots: list[Any] = []
+        try:
+            self.slots = [self.start() for _ in range(count)]
+            for slot in self.slots:
+                self.connect(slot)
+        except SlotFailed as error:
+            self.close()
+            raise RuntimeError(f"an environment could not be built:\n{error}") from None
+        self.obs_space = self.slots[0].obs_space
+        self.act_space = self.slots[0].act_space
+        for index in range(count):
+            self.begin_episode(index)
+
+    def start(self) -> Any:
+        return ProcessSlot(self.make) if self.processes else LocalSlot(self.make)
+
+    def connect(self, slot: Any) -> None:
+        if self.processes:
+            slot.connect(self.timeout)
+
+    def seed_of(self, slot: int, episode: int) -> int:
+        return episode_seed(self.seed, slot, episode, self.purpose)
+
+    def begin_episode(self, index: int) -> None:
+        self.actions[index] = []
+        self.last[index] = None
+        self.slots[index].begin("reset", self.seed_of(index, self.episode[index]))
+
+    def recv(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
+        """Slots that are due (ascending) and their steps, stacked; adds `age` and `episode`."""
+        self.tick = max(self.tick, min(self.due))
+        ids = [index for index in range(self.count) if self.due[index] <= self.tick]
+        records = [self.collect(index) for index in ids]
+        self.tick += 1
+        for index, record in zip(ids, records, strict=True):
+            self.last[index] = record
+        batch = {key: np.stack([record[key] for record in records]) for key in records[0]}
+        batch["age"] = np.array([len(self.actions[index]) for index in ids], np.int32)
+        batch["episode"] = np.array([self.episode[index] for index in ids], np.int32)
+        return np.array(ids), batch
+
+    def collect(self, index: int) -> Step:
+        while True:
+            try:
+                answer = self.slots[index].result(self.timeout)
+                if index not in self.rerunning:
+                    return answer
+                record, before = answer
+                if before == self.rerunning.pop(index) or not self.actions[index]:
+                    return record
+                self.count_restart(index, "its episode did not come out the same after a resume")
+                return closed(record)
+            except SlotFailed as error:
+                resuming = self.rerunning.pop(index, None) is not None
+                self.count_restart(index, str(error))
+                self.restart(index)
+            if resuming and self.actions[index]:
+                # The action in flight at the checkpoint fails again: close at the step before.
+                seed = self.seed_of(index, self.episode[index])
+                self.slots[index].begin("rerun", seed, self.actions[index][:-1])
+                return closed(self.slots[index].result(self.timeout)[0])
+            if self.last[index] is not None:
+                return closed(self.last[index])
+            # Nothing of this episode was seen: the next one takes its place.
+            self.episode[index] += 1
+            self.begin_episode(index)
+
+    def count_restart(self, index: int, why: str) -> None:
+        now = time.monotonic()
+        self.restarts += 1
+        self.restart_times.append(now)
+        while now - self.restart_times[0] > 3600:
+            self.restart_times.popleft()
+        log.warning("environment %d failed and is started again: %s", index, why)
+        if len(self.restart_times) > self.restarts_per_hour:
+            raise RuntimeError(
+                f"environment {index} failed; {len(self.restart_times)} failures within an hour "
+                f"are more than env.restarts_per_hour {self.restarts_per_hour}. The last:\n{why}"
+            )
+
+    def restart(self, index: int) -> None:
+        if self.processes:
+            self.slots[index].process.kill()
+        with contextlib.suppress(Exception):
+            self.slots[index].close()
+        try:
+            self.slots[index] = self.start()
+            self.connect(self.slots[index])
+        except SlotFailed as error:
+            raise RuntimeError(f"environment {index} could not be started again:\n{error}") from None
+
+    def send(self, ids: np.ndarray, actions: np.ndarray) -> None:
+        """Actions for exactly the slots of the last `recv`; a closed episode's slot resets."""
+        for index, action in zip(ids.tolist(), actions, strict=True):
+            self.due[index] = self.tick
+            last = self.last[index]
+            assert last is not None, f"slot {index} has no step to act on"
+            if last["is_last"]:
+                self.episode[index] += 1
+                self.begin_episode(index)
+                self.due[index] += self.reset_ticks
+            else:
+                self.actions[index].append(action.copy())
+                self.slots[index].begin("step", action)
+
+    def state(self) -> dict[str, Any]:
+        """Between `send` and `recv`: what `restore` needs to bring every episode back."""
+        return {
+            "tick": self.tick,
+            "restarts": self.restarts,
+            "episode": list(self.episode),
+            "due": list(self.due),
+            "actions": [np.stack(taken) if taken else np.zeros(0) for taken in self.actions],
+            "checksums": [
+                checksum(last) if last is not None and taken else 0
+                for last, taken in zip(self.last, self.actions, strict=True)
+            ],
+        }
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Run every open episode again from its seed and recorded actions, side by side.
+
+        An episode that does not come out the same is closed as truncated and counted.
+        """
+        if len(state["episode"]) != self.count:
+            raise ValueError(f"the state has {len(state['episode'])} slots, not {self.count}")
+        for slot in self.slots:
+            slot.result(self.timeout)  # the resets that construction began
+        self.tick, self.restarts = state["tick"], state["restarts"]
+        self.episode, self.due = list(state["episode"]), list(state["due"])
+        kind = self.act_space.dtype
+        for index, taken in enumerate(state["actions"]):
+            self.actions[index] = list(np.asarray(taken).astype(kind))
+            self.last[index] = None
+            self.rerunning[index] = state["checksums"][index]
+            seed = self.seed_of(index, self.episode[index])
+            self.slots[index].begin("rerun", seed, self.actions[index])
+
+    def close(self) -> None:
+        for slot in self.slots:
+            slot.close()
+        self.slots = []
+
+
+def closed(record: Step) -> Step:
+    """The record as the end of a cut episode: truncated, without reward."""
+    return {
+        **record,
+        "reward": np.float32(0),
+        "is_first": False,
+        "is_last": True,
+        "is_terminal": False,
+    }

@@ -1,0 +1,63 @@
+"""Find an OpenGL backend that really draws: `python -m envs.rendering`.
+
+MuJoCo chooses at import and cannot change, so every candidate is tried in a process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+PROBE = """
+import os, mujoco
+model = mujoco.MjModel.from_xml_string(
+    "<mujoco><worldbody><light pos='0 0 3'/><geom size='.5'/></worldbody></mujoco>")
+data = mujoco.MjData(model)
+mujoco.mj_forward(model, data)
+renderer = mujoco.Renderer(model, 16, 16)
+renderer.update_scene(data)
+os.write(1, b"drawn" if renderer.render().std() > 0 else b"blank")
+os._exit(0)
+"""
+INSTALL = "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri libosmesa6"
+
+
+def draws(backend: str) -> tuple[bool, str]:
+    """Whether `backend` draws here, and what it said when not."""
+    env = {k: v for k, v in os.environ.items() if k != "PYOPENGL_PLATFORM"}
+    env["MUJOCO_GL"] = backend
+    try:
+        result = subprocess.run(
+            [sys.executable, "-c", PROBE], env=env, capture_output=True, text=True, timeout=60
+        )
+    except subprocess.TimeoutExpired:
+        return False, "timed out"
+    lines = result.stderr.strip().splitlines()
+    return result.stdout.endswith("drawn"), lines[-1] if lines else "a blank picture"
+
+
+def pick_backend() -> str:
+    """Set MUJOCO_GL to the first backend that draws and return it.
+
+    A value that is already set is the only one tried. Raises RuntimeError with the line to type.
+    """
+    asked = os.environ.get("MUJOCO_GL")
+    failures = []
+    for backend in [asked] if asked else ["egl", "osmesa"]:
+        good, said = draws(backend)
+        if good:
+            os.environ["MUJOCO_GL"] = backend
+            return backend
+        failures.append(f"  {backend}: {said}")
+    raise RuntimeError(
+        f"no OpenGL backend can draw here without a screen. On Debian or Ubuntu: {INSTALL}\n"
+        + "\n".join(failures)
+    )
+
+
+if __name__ == "__main__":
+    try:
+        print(pick_backend())
+    except RuntimeError as error:
+        sys.exit(str(error))

@@ -1,0 +1,1 @@
+"""World models: encoder, sequence cores, latents, heads and their losses (see README.md)."""

@@ -1,0 +1,28 @@
+"""The sequence cores by name. A new core is one file and one line here (README.md)."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from configs.schema import Config
+from worldmodels.core import SequenceCore
+from worldmodels.gru import GRU
+from worldmodels.s3m import S3M
+
+CORES = {
+    "gru": lambda config, z, action: GRU(
+        z, action, config.model.hidden, **dataclasses.asdict(config.gru)
+    ),
+    "s3m": lambda config, z, action: S3M(z, action, **dataclasses.asdict(config.s3m)),
+}
+
+
+def make_core(config: Config, z: int, action: int) -> SequenceCore:
+    """The core `config.core` for inputs of `z` + `action` numbers.
+
+    Raises ValueError for an unknown name.
+    """
+    if config.core not in CORES:
+        known = ", ".join(CORES)
+        raise ValueError(f"unknown core {config.core!r}; known: {known} (worldmodels/cores.py)")
+    return CORES[config.core](config, z, action)

@@ -1,0 +1,96 @@
+"""Reconstruction of observations from (h, z), and its losses (DreamerV3 code, `rssm.py`)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from worldmodels.dists import symlog
+from worldmodels.encoder import MULTIPLES, Conv, ConvNorm, image_grid
+from worldmodels.layers import MLP, BlockLinear, Dense, Linear
+
+
+class Decoder(nn.Module):
+    """(h (..., D), z (..., Z)) -> dict of predictions; images in [0, 1], vectors in symlog."""
+
+    def __init__(
+        self, spaces: dict[str, Any], h: int, z: int, depth: int, units: int, layers: int
+    ):
+        super().__init__()
+        self.spaces = spaces
+        self.images = sorted(k for k, s in spaces.items() if s.kind == "image")
+        self.vectors = sorted(k for k, s in spaces.items() if s.kind != "image")
+        if self.images:
+            self.grid = image_grid(spaces[self.images[0]].shape)
+            self.channels = depth * MULTIPLES[-1]
+            size = self.grid[0] * self.grid[1] * self.channels
+            blocks = 8 if h % 8 == 0 and self.channels % 8 == 0 else 1
+            self.from_h = BlockLinear(blocks, h // blocks, size // blocks)
+            self.from_z = nn.Sequential(Dense(z, 2 * units), Linear(2 * units, size))
+            self.enter = ConvNorm(self.channels)
+            widths = [depth * multiple for multiple in reversed(MULTIPLES)]
+            pairs = list(zip(widths, widths[1:], strict=False))
+            self.convs = nn.ModuleList(Conv(a, b) for a, b in pairs)
+            self.norms = nn.ModuleList(ConvNorm(b) for _, b in pairs)
+            self.leave = Conv(widths[-1], sum(spaces[k].shape[2] for k in self.images))
+        if self.vectors:
+            self.mlp = MLP(h + z, units, layers)
+            self.heads = nn.ModuleList(
+                Linear(units, sum(spaces[k].classes or spaces[k].shape)) for k in self.vectors
+            )
+
+    def forward(self, h: Tensor, z: Tensor) -> dict[str, Tensor]:
+        out: dict[str, Tensor] = {}
+        if self.images:
+            out.update(self.decode_images(h, z))
+        if self.vectors:
+            hidden = self.mlp(torch.cat([h, z], -1))
+            for key, head in zip(self.vectors, self.heads, strict=True):
+                out[key] = head(hidden).float()
+        return out
+
+    def decode_images(self, h: Tensor, z: Tensor) -> dict[str, Tensor]:
+        lead, (rows, columns) = h.shape[:-1], self.grid
+        h, z = h.flatten(0, -2), z.flatten(0, -2)
+        # Every block of h owns a slice of the channels of the coarsest grid.
+        from_h = self.from_h(h).unflatten(-1, (rows, columns, -1))
+        from_h = from_h.permute(0, 2, 3, 1, 4).flatten(-2)
+        image = from_h + self.from_z(z).unflatten(-1, (rows, columns, self.channels))
+        image = self.enter(image.permute(0, 3, 1, 2))
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            image = norm(conv(F.interpolate(image, scale_factor=2, mode="nearest")))
+        image = self.leave(F.interpolate(image, scale_factor=2, mode="nearest"))
+        image = torch.sigmoid(image.float()).permute(0, 2, 3, 1)
+        height, width = self.spaces[self.images[0]].shape[:2]
+        image = image[:, :height, :width].unflatten(0, lead)
+        sizes = [self.spaces[k].shape[2] for k in self.images]
+        return dict(zip(self.images, image.split(sizes, -1), strict=True))
+
+    def losses(self, prediction: dict[str, Tensor], obs: dict[str, Tensor]) -> dict[str, Tensor]:
+        """One loss (...) a key: squared error summed over an image in [0, 1] or over a symlog
+        vector, cross-entropy of discrete values."""
+        out = {}
+        for key, space in self.spaces.items():
+            value, target = prediction[key], obs[key]
+            if space.kind == "image":
+                out[key] = (value - target.float() / 255).square().sum((-3, -2, -1))
+            elif space.kind == "vector":
+                out[key] = (value - symlog(target.float())).square().sum(-1)
+            else:
+                parts = zip(value.split(list(space.classes), -1), target.unbind(-1), strict=True)
+                out[key] = sum(
+                    F.cross_entropy(
+                        logits.flatten(0, -2), index.long().flatten(), reduction="none"
+                    ).view(index.shape)
+                    for logits, index in parts
+                )
+        return out
+
+    def as_observation(self, prediction: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Images (..., H, W, C) of a prediction as uint8, for pictures."""
+        return {
+            key: (prediction[key].clamp(0, 1) * 255).round().to(torch.uint8) for key in self.images
+        }

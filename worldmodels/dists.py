@@ -1,0 +1,56 @@
+"""Scalar predictions: symlog and the symexp two-hot distribution (DreamerV3, section 3).
+
+Everything here is float32 or wider: bins reach symexp(20) = 4.85e8.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+BINS = 255
+
+
+def symlog(value: Tensor) -> Tensor:
+    return value.sign() * value.abs().log1p()
+
+
+def symexp(value: Tensor) -> Tensor:
+    return value.sign() * value.abs().expm1()
+
+
+def make_bins(device: torch.device | str = "cpu") -> Tensor:
+    """255 bin values, symexp of an even grid over [-20, 20], mirrored so that they pair exactly."""
+    half = symexp(torch.linspace(-20, 0, BINS // 2 + 1, dtype=torch.float64)).float()
+    return torch.cat([half, -half[:-1].flip(0)]).to(device)
+
+
+def twohot_mean(logits: Tensor, bins: Tensor) -> Tensor:
+    """Expected value (...) of logits (..., 255).
+
+    Negative and positive halves are summed in pairs, so that equal probabilities give exactly 0.
+    """
+    probs = F.softmax(logits.float(), -1)
+    weighted = probs * bins
+    half = BINS // 2
+    return (weighted[..., :half] + weighted[..., half + 1 :].flip(-1)).sum(-1)
+
+
+def twohot_loss(
+    logits: Tensor, target: Tensor, bins: Tensor, normaliser: Tensor | None = None
+) -> Tensor:
+    """Cross-entropy (...) between logits (..., 255) and the two-hot weights of `target` (...).
+
+    Written as logsumexp minus the two logits that count: nothing as wide as the bins is stored.
+    `normaliser` is logsumexp of the logits when it is already known.
+    """
+    logits = logits.float()
+    normaliser = logits.logsumexp(-1) if normaliser is None else normaliser
+    target = target.float().clamp(bins[0], bins[-1])
+    above = torch.searchsorted(bins, target.contiguous()).clamp(1, len(bins) - 1)
+    below = above - 1
+    low, high = bins[below], bins[above]
+    share = (target - low) / (high - low)
+    pair = logits.gather(-1, torch.stack([below, above], -1))
+    return normaliser - torch.lerp(pair[..., 0], pair[..., 1], share)

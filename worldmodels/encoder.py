@@ -1,0 +1,101 @@
+"""Observations to embeddings: e = encoder(obs), the same for acting and training.
+
+Images of all keys share one convolution stack (DreamerV3 code, `rssm.py`: 5x5 convolution at full
+resolution, 2x2 max-pooling, RMSNorm over channels, SiLU, four times); vectors pass symlog, discrete
+values become one-hot, and an MLP reads both. Memory is channels-last throughout, the layout in
+which uint8 frames arrive and in which convolutions are fastest on a CPU.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from worldmodels.dists import symlog
+from worldmodels.layers import MLP, RMSNorm, init_weight
+
+MULTIPLES = (2, 3, 4, 4)  # channels of the four stages, times model.depth
+SHRINK = 2 ** len(MULTIPLES)
+
+
+def one_hot(value: Tensor, classes: tuple[int, ...]) -> Tensor:
+    """Integers (..., k) to the concatenation of k one-hot vectors (..., sum(classes))."""
+    parts = zip(value.long().unbind(-1), classes, strict=True)
+    return torch.cat([F.one_hot(part, count) for part, count in parts], -1).float()
+
+
+def image_grid(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns left after four halvings of an image padded to a multiple of 16."""
+    return -(-shape[0] // SHRINK), -(-shape[1] // SHRINK)
+
+
+class Conv(nn.Conv2d):
+    """5x5 convolution that keeps height and width, channels-last."""
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__(inputs, outputs, 5, padding=2)
+        init_weight(self.weight, inputs * 25)
+        nn.init.zeros_(self.bias)
+        self.to(memory_format=torch.channels_last)
+
+
+class ConvNorm(nn.Module):
+    """RMSNorm over channels, then SiLU, on channels-last images (N, C, H, W)."""
+
+    def __init__(self, channels: int):
+        super().__init__()
+        self.norm = RMSNorm(channels)
+
+    def forward(self, image: Tensor) -> Tensor:
+        return F.silu(self.norm(image.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+
+
+class Encoder(nn.Module):
+    """Dict of (..., shape) observations -> (..., E). `out` is E."""
+
+    def __init__(self, spaces: dict[str, Any], depth: int, units: int, layers: int):
+        """`spaces`: name -> space with `kind` (image, vector, discrete), `shape`, `classes`."""
+        super().__init__()
+        self.images = sorted(k for k, s in spaces.items() if s.kind == "image")
+        self.vectors = sorted(k for k, s in spaces.items() if s.kind != "image")
+        self.classes = {k: tuple(s.classes) for k, s in spaces.items() if s.kind == "discrete"}
+        self.out = 0
+        if self.images:
+            shapes = {spaces[k].shape[:2] for k in self.images}
+            if len(shapes) > 1:
+                raise ValueError(f"images of one task must agree in height and width: {shapes}")
+            rows, columns = image_grid(spaces[self.images[0]].shape)
+            channels = [sum(spaces[k].shape[2] for k in self.images)]
+            channels += [depth * multiple for multiple in MULTIPLES]
+            pairs = list(zip(channels, channels[1:], strict=False))
+            self.convs = nn.ModuleList(Conv(a, b) for a, b in pairs)
+            self.norms = nn.ModuleList(ConvNorm(b) for _, b in pairs)
+            self.out += rows * columns * channels[-1]
+        if self.vectors:
+            width = sum(sum(self.classes.get(k, spaces[k].shape)) for k in self.vectors)
+            self.mlp = MLP(width, units, layers)
+            self.out += units
+
+    def forward(self, obs: dict[str, Tensor]) -> Tensor:
+        parts = []
+        if self.images:
+            image = torch.cat([obs[k] for k in self.images], -1)
+            lead, image = image.shape[:-3], image.flatten(0, -4)
+            image = (image.float() / 255 - 0.5).permute(0, 3, 1, 2)
+            down, right = -image.shape[2] % SHRINK, -image.shape[3] % SHRINK
+            if down or right:
+                image = F.pad(image, (0, right, 0, down))
+            image = image.contiguous(memory_format=torch.channels_last)
+            for conv, norm in zip(self.convs, self.norms, strict=True):
+                image = norm(F.max_pool2d(conv(image), 2))
+            parts.append(image.permute(0, 2, 3, 1).reshape(*lead, -1))
+        if self.vectors:
+            values = [
+                one_hot(obs[k], self.classes[k]) if k in self.classes else symlog(obs[k].float())
+                for k in self.vectors
+            ]
+            parts.append(self.mlp(torch.cat(values, -1)))
+        return torch.cat([part.to(parts[0].dtype) for part in parts], -1)

@@ -1,0 +1,88 @@
+"""Core `gru`: the block GRU of DreamerV3 (section 2 and code `rssm.py`). Its x is its h.
+
+    inputs  = [Dense(h), Dense(z), Dense(a / max(1, |a|))]
+    hidden  = SiLU(RMSNorm(W inputs + blockdiag(V) h))
+    r, c, g = split within each block of blockdiag(G) hidden
+    h'      = sigmoid(g - 1) * tanh(sigmoid(r) * c) + (1 - sigmoid(g - 1)) * h
+
+DreamerV3 copies the inputs into each of the blocks; a dense W over them is the same map.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from worldmodels.core import SequenceCore, State
+from worldmodels.layers import BlockLinear, Dense, Linear, RMSNorm, init_weight
+
+
+class GRU(SequenceCore):
+    def __init__(self, z: int, action: int, hidden: int, deter: int, blocks: int):
+        """Widths: flat z, action, `hidden` of the input layers, `deter` of h in `blocks`."""
+        super().__init__()
+        if deter % blocks:
+            raise ValueError(f"gru.deter {deter} must be a multiple of gru.blocks {blocks}")
+        self.widths = (z, action)
+        self.out = self.hidden = deter
+        self.from_h = Dense(deter, hidden)
+        self.from_z = Dense(z, hidden)
+        self.from_a = Dense(action, hidden)
+        self.mix = Linear(3 * hidden, deter)
+        self.mix_h = BlockLinear(blocks, deter // blocks, deter // blocks)
+        fan_in = 3 * hidden + deter // blocks
+        init_weight(self.mix.weight, fan_in)
+        init_weight(self.mix_h.weight, fan_in)
+        self.norm = RMSNorm(deter)
+        self.gates = BlockLinear(blocks, deter // blocks, 3 * deter // blocks)
+        self.gate_bias = torch.nn.Parameter(torch.zeros(blocks, 3 * deter // blocks))
+
+    def initial(self, batch: int, age: Tensor | None = None) -> State:
+        weight = self.norm.weight
+        return {"h": torch.zeros(batch, self.out, device=weight.device, dtype=weight.dtype)}
+
+    def inputs(self, u: Tensor) -> Tensor:
+        """The part of the update that does not depend on h; for (..., U), any lead shape."""
+        z, action = u.split(self.widths, -1)
+        action = action / action.detach().abs().clamp(min=1)
+        from_u = torch.cat([self.from_z(z), self.from_a(action)], -1)
+        # The columns of `mix` that read z and a; those that read h are used in `advance`.
+        width = self.from_h[0].out_features
+        return F.linear(from_u, self.mix.weight[:, width:], self.mix.bias)
+
+    def advance(self, inputs: Tensor, h: Tensor) -> Tensor:
+        width = self.from_h[0].out_features
+        hidden = F.linear(self.from_h(h), self.mix.weight[:, :width])
+        hidden = F.silu(self.norm(hidden + inputs + self.mix_h(h).flatten(-2)))
+        gates = self.gates(hidden) + self.gate_bias
+        reset, cand, update = (part.flatten(-2).to(h.dtype) for part in gates.chunk(3, -1))
+        cand = torch.tanh(torch.sigmoid(reset) * cand)
+        return torch.lerp(h, cand, torch.sigmoid(update - 1))
+
+    def step(
+        self, u: Tensor, is_first: Tensor | None, state: State, prepared: Any = None
+    ) -> tuple[Tensor, Tensor, State]:
+        h = state["h"]
+        if is_first is not None:
+            h = torch.where(is_first[:, None], 0.0, h)
+        h = self.advance(self.inputs(u), h)
+        return h, h, {"h": h}
+
+    def scan(
+        self, u: Tensor, is_first: Tensor, state: State, plan: Any = None
+    ) -> tuple[Tensor, Tensor, State, State]:
+        h, outputs = state["h"], []
+        reset = is_first[..., None]
+        for inputs, first in zip(self.inputs(u).unbind(1), reset.unbind(1), strict=True):
+            h = self.advance(inputs, torch.where(first, 0.0, h))
+            outputs.append(h)
+        stacked = torch.stack(outputs, 1)
+        return stacked, stacked, {"h": h}, {"h": stacked}
+
+    def flops(self, batch: int, length: int) -> int:
+        matrices = [self.from_h[0], self.from_z[0], self.from_a[0], self.mix]
+        matrices += [self.mix_h, self.gates]
+        return 2 * batch * length * sum(layer.weight.numel() for layer in matrices)

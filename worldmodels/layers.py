@@ -1,0 +1,86 @@
+"""Linear, norm and MLP blocks with the initialisation of DreamerV3.
+
+Norms compute in float32 whatever the autocast dtype. Weights are drawn from a normal truncated at
+two standard deviations, scaled to unit output variance (DreamerV3 code, `nets.py`).
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+NORM_EPS = 1e-4
+# A normal cut at two standard deviations has a standard deviation of 0.8796: this undoes it.
+TRUNCATION = 1.1368
+
+
+def init_weight(weight: Tensor, fan_in: int, scale: float = 1.0) -> None:
+    """Fill `weight` in place; `scale` 0 gives zeros (reward and value outputs)."""
+    std = TRUNCATION * scale * math.sqrt(1 / fan_in)
+    if std == 0:
+        nn.init.zeros_(weight)
+    else:
+        nn.init.trunc_normal_(weight, std=std, a=-2 * std, b=2 * std)
+
+
+class Linear(nn.Linear):
+    """Linear with truncated-normal weights times `scale` and zero bias."""
+
+    def __init__(self, inputs: int, outputs: int, scale: float = 1.0):
+        super().__init__(inputs, outputs)
+        init_weight(self.weight, inputs, scale)
+        nn.init.zeros_(self.bias)
+
+
+class RMSNorm(nn.Module):
+    """RMS norm over the last axis in float32, learned scale, eps 1e-4."""
+
+    def __init__(self, width: int):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, value: Tensor) -> Tensor:
+        if value.dtype != self.weight.dtype:
+            value = value.to(self.weight.dtype)
+        return F.rms_norm(value, self.weight.shape, self.weight, NORM_EPS)
+
+
+class Dense(nn.Sequential):
+    """Linear -> RMSNorm -> SiLU."""
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__(Linear(inputs, outputs), RMSNorm(outputs), nn.SiLU())
+
+
+class MLP(nn.Sequential):
+    """`layers` Dense blocks of one width, then a linear output when `outputs` is given."""
+
+    def __init__(
+        self, inputs: int, units: int, layers: int, outputs: int = 0, outscale: float = 1.0
+    ):
+        widths = [inputs] + [units] * layers
+        blocks: list[nn.Module] = [Dense(a, b) for a, b in zip(widths, widths[1:], strict=False)]
+        if outputs:
+            blocks.append(Linear(widths[-1], outputs, outscale))
+        super().__init__(*blocks)
+
+
+class BlockLinear(nn.Module):
+    """A block-diagonal matrix: (..., blocks * inputs) -> (..., blocks, outputs), no bias.
+
+    `fan_in` is the number of inputs that sum into one output when others are added to it.
+    """
+
+    def __init__(self, blocks: int, inputs: int, outputs: int, fan_in: int = 0):
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(blocks, inputs, outputs))
+        init_weight(self.weight, fan_in or inputs)
+
+    def forward(self, value: Tensor) -> Tensor:
+        blocks, inputs, outputs = self.weight.shape
+        lead = value.shape[:-1]
+        split = value.reshape(-1, blocks, inputs).transpose(0, 1)
+        return torch.bmm(split, self.weight).transpose(0, 1).reshape(*lead, blocks, outputs)

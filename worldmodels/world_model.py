@@ -1,0 +1,189 @@
+"""The world model: encoder -> z ~ posterior -> u -> core -> prior, decoder, reward, continue.
+
+The posterior belongs here, not to the core. `parallel` is q(z | o): every z is drawn at once and
+the core runs in one scan. `recurrent` is q(z | h, o), DreamerV3's own: a loop of core steps,
+allowed for cores whose imagination context is their state. Both return the same dictionary.
+Timing: z_t and h_t describe o_t; h_t has absorbed z_{t-1} and a_{t-1}, which are zeroed together
+where is_first_t. The diagram is in README.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from configs.schema import Config
+from worldmodels import latent
+from worldmodels.cores import make_core
+from worldmodels.decoder import Decoder
+from worldmodels.dists import make_bins, twohot_loss, twohot_mean
+from worldmodels.encoder import Encoder
+from worldmodels.layers import MLP, Linear, RMSNorm
+
+Carry = dict[str, Any]  # core: state of the core; z (B, S*C); action (B, A)
+
+
+class Posterior(nn.Module):
+    """Logits (..., S*C) of q(z | o), or of q(z | h, o) when `h` is the width of h, not 0."""
+
+    def __init__(self, embed: int, h: int, hidden: int, outputs: int):
+        super().__init__()
+        self.from_embed = Linear(embed + h, hidden)
+        self.embed = embed
+        self.norm = RMSNorm(hidden)
+        self.out = Linear(hidden, outputs)
+
+    def project(self, embed: Tensor) -> Tensor:
+        """The part that reads the embedding: independent of h, so it is computed for all T."""
+        weight, bias = self.from_embed.weight, self.from_embed.bias
+        return F.linear(embed, weight[:, : self.embed], bias)
+
+    def forward(self, projected: Tensor, h: Tensor | None = None) -> Tensor:
+        if h is not None:
+            projected = projected + F.linear(h, self.from_embed.weight[:, self.embed :])
+        return self.out(F.silu(self.norm(projected)))
+
+
+class WorldModel(nn.Module):
+    def __init__(self, config: Config, obs_space: dict[str, Any], act_space: Any):
+        """Spaces have `kind`, `shape` and `classes`; raises ValueError for settings that clash."""
+        super().__init__()
+        model = config.model
+        self.obs_space, self.act_space = obs_space, act_space
+        self.action = sum(act_space.classes or act_space.shape)
+        self.groups, self.classes, self.unimix = model.groups, model.classes, model.unimix
+        self.z = z = model.groups * model.classes
+        self.free = config.loss.free
+        self.discount = 1 - 1 / config.behaviour.discount_horizon
+        self.core = make_core(config, z, self.action)
+        h = self.core.out
+        posterior = model.posterior
+        if posterior == "auto":
+            posterior = "recurrent" if config.core == "gru" else "parallel"
+        if posterior == "recurrent" and not self.core.markov:
+            raise ValueError(
+                f"model.posterior recurrent needs a core whose context is its state; "
+                f"{config.core} is not one: set model.posterior parallel"
+            )
+        self.recurrent = posterior == "recurrent"
+        self.encoder = Encoder(obs_space, model.depth, model.units, model.layers)
+        self.decoder = Decoder(obs_space, h, z, model.depth, model.units, model.layers)
+        self.posterior = Posterior(self.encoder.out, h * self.recurrent, model.hidden, z)
+        self.prior = MLP(h, model.hidden, 2, z)
+        self.reward = MLP(h + z, model.units, 1, 255, outscale=0.0)
+        self.cont = MLP(h + z, model.units, 1, 1)
+        self.register_buffer("bins", make_bins(), persistent=False)
+
+    def initial(self, batch: int) -> Carry:
+        zeros = self.bins.new_zeros
+        core = self.core.initial(batch)
+        return {"core": core, "z": zeros(batch, self.z), "action": zeros(batch, self.action)}
+
+    def log_probs(self, logits: Tensor) -> Tensor:
+        return latent.mix_uniform(logits.unflatten(-1, (self.groups, self.classes)), self.unimix)
+
+    def prior_log_probs(self, h: Tensor) -> Tensor:
+        return self.log_probs(self.prior(h))
+
+    def noise(self, *lead: int, generator: torch.Generator | None = None) -> Tensor:
+        """Exponential noise (*lead, S, C) for `latent.sample`."""
+        return latent.exponential_like(
+            self.bins.new_empty(*lead, self.groups, self.classes), generator
+        )
+
+    def observe(
+        self, embed: Tensor, action: Tensor, is_first: Tensor, carry: Carry, noise: Tensor
+    ) -> tuple[dict[str, Any], Carry]:
+        """Latents of a batch: embed (B, T, E), action (B, T, A) taken at t, is_first (B, T).
+
+        Returns a dict of h (B, T, D), x (B, T, X), z (B, T, S*C), post (B, T, S, C) as
+        log-probabilities, context (for `core.imagine`), and the carry after the last step.
+        """
+        run = self.observe_recurrent if self.recurrent else self.observe_parallel
+        previous = torch.cat([carry["action"][:, None], action[:, :-1]], 1)
+        previous = torch.where(is_first[..., None], 0.0, previous)
+        out, core = run(self.posterior.project(embed), previous, is_first, carry, noise)
+        return out, {"core": core, "z": out["z"][:, -1], "action": action[:, -1]}
+
+    def observe_parallel(
+        self, projected: Tensor, previous: Tensor, is_first: Tensor, carry: Carry, noise: Tensor
+    ) -> tuple[dict[str, Any], Any]:
+        post = self.log_probs(self.posterior(projected))
+        z = latent.sample(post, noise).flatten(-2)
+        z_before = torch.cat([carry["z"][:, None], z[:, :-1]], 1)
+        z_before = torch.where(is_first[..., None], 0.0, z_before)
+        u = torch.cat([z_before, previous], -1)
+        h, x, core, context = self.core.scan(u, is_first, carry["core"])
+        return {"h": h, "x": x, "z": z, "post": post, "context": context}, core
+
+    def observe_recurrent(
+        self, projected: Tensor, previous: Tensor, is_first: Tensor, carry: Carry, noise: Tensor
+    ) -> tuple[dict[str, Any], Any]:
+        state, z = carry["core"], carry["z"]
+        prepared = self.core.prepare()
+        keys = ("h", "x", "z", "post")
+        steps: dict[str, list[Tensor]] = {key: [] for key in keys}
+        states: dict[str, list[Tensor]] = {key: [] for key in state}
+        for t in range(projected.shape[1]):
+            first = is_first[:, t]
+            u = torch.cat([torch.where(first[:, None], 0.0, z), previous[:, t]], -1)
+            h, x, state = self.core.step(u, first, state, prepared)
+            post = self.log_probs(self.posterior(projected[:, t], h))
+            z = latent.sample(post, noise[:, t]).flatten(-2)
+            for key, value in zip(keys, (h, x, z, post), strict=True):
+                steps[key].append(value)
+            for key, value in state.items():
+                states[key].append(value)
+        out = {key: torch.stack(values, 1) for key, values in steps.items()}
+        context = {key: torch.stack(values, 1) for key, values in states.items()}
+        return {**out, "context": context}, state
+
+    def step(
+        self, obs: dict[str, Tensor], is_first: Tensor, carry: Carry, noise: Tensor
+    ) -> tuple[dict[str, Tensor], Carry]:
+        """Acting: one observation (B, ...) to h, x, z (B, ...); the action is filled in later."""
+        first = is_first[:, None]
+        z, action = (torch.where(first, 0.0, carry[key]) for key in ("z", "action"))
+        h, x, core = self.core.step(torch.cat([z, action], -1), is_first, carry["core"])
+        projected = self.posterior.project(self.encoder(obs))
+        post = self.log_probs(self.posterior(projected, h if self.recurrent else None))
+        z = latent.sample(post, noise).flatten(-2)
+        return {"h": h, "x": x, "z": z}, {"core": core, "z": z, "action": carry["action"]}
+
+    def predict_reward(self, h: Tensor, z: Tensor) -> Tensor:
+        return twohot_mean(self.reward(torch.cat([h, z], -1)), self.bins)
+
+    def predict_cont(self, h: Tensor, z: Tensor) -> Tensor:
+        """Probability of going on times the discount, which this head has learned."""
+        return torch.sigmoid(self.cont(torch.cat([h, z], -1)).float().squeeze(-1))
+
+    def losses(
+        self, batch: dict[str, Tensor], carry: Carry, noise: Tensor
+    ) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """World-model losses, each (B, T): dyn, rep, reward, cont and one a decoded key.
+
+        batch: observations, action (B, T, A) encoded, reward, is_first, is_terminal. Also returns
+        the latents of `observe`.
+        """
+        obs = {key: batch[key] for key in self.obs_space}
+        out, _ = self.observe(
+            self.encoder(obs), batch["action"], batch["is_first"], carry, noise
+        )
+        prior = self.prior_log_probs(out["h"])
+        losses = {}
+        losses["dyn"], losses["rep"] = latent.kl_losses(out["post"], prior, self.free)
+        features = torch.cat([out["h"], out["z"]], -1)
+        losses["reward"] = twohot_loss(self.reward(features), batch["reward"], self.bins)
+        # The discount is folded into the continue target (DreamerV3 code, `contdisc`).
+        target = (1 - batch["is_terminal"].float()) * self.discount
+        logits = self.cont(features).float().squeeze(-1)
+        losses["cont"] = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
+        prediction = self.decoder(out["h"], out["z"])
+        losses.update(self.decoder.losses(prediction, obs))
+        out["prior_entropy"], out["post_entropy"] = (
+            latent.entropy(value.detach()) for value in (prior, out["post"])
+        )
+        return losses, out
