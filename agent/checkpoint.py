@@ -26,7 +26,7 @@ def plain(tree: Any) -> Any:
     if isinstance(tree, (list, tuple)):
         return [plain(value) for value in tree]
     if isinstance(tree, np.ndarray):
-        return torch.from_numpy(np.ascontiguousarray(tree))
+        return torch.from_numpy(np.array(tree))
     if isinstance(tree, np.generic):
         return tree.item()
     return tree

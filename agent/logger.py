@@ -29,8 +29,9 @@ class Lines:
         self.file = path.open("ab")
 
     def write(self, row: dict[str, Any]) -> None:
-        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v
-                 for k, v in row.items()}
+        clean = {
+            k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()
+        }
         self.file.write(json.dumps(clean).encode() + b"\n")
         self.file.flush()
 
@@ -101,7 +102,7 @@ class Logger:
         """Run what is optional: its failure is a warning, once, and switches it off."""
         try:
             function(*args)
-        except Exception as error:  # noqa: BLE001 - whatever a writer raises, training goes on
+        except Exception as error:
             log.warning("logging failed and is left out from here: %r", error)
             self.board = None
 

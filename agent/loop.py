@@ -156,10 +156,10 @@ class Loop:
         now = time.monotonic()
         if now - self.last_row >= self.config.log.every:
             self.row()
-        if self.config.log.media_every and self.learner.updates:
-            if now - self.last_media >= self.config.log.media_every:
-                self.last_media = now
-                self.make_media()
+        every = self.config.log.media_every
+        if every and self.learner.updates and now - self.last_media >= every:
+            self.last_media = now
+            self.make_media()
         if now - self.last_save >= self.config.checkpoint.every:
             self.save()
         elif now - self.last_row < 1e-3:
@@ -271,9 +271,10 @@ class Loop:
         }
         self.checkpoints.save(self.agent_step, {"learner": self.learner.state(), "run": run})
         kept = [Checkpoints.load(path)["run"] for path in self.checkpoints.published()]
-        self.replay.collect([state["replay"] for state in kept], [
-            pair for s in kept for pair in Loader.positions(s["loader"])
-        ])
+        self.replay.collect(
+            [state["replay"] for state in kept],
+            [pair for s in kept for pair in Loader.positions(s["loader"])],
+        )
         self.last_save = time.monotonic()
 
     def restore(self, parts: dict[str, Any]) -> None:

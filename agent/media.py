@@ -76,9 +76,7 @@ def video(truth: Tensor, prediction: Tensor, context: int, rows: int = 4) -> np.
     truth, prediction = truth[:rows], prediction[:rows]
     if truth.shape[-1] not in (1, 3):
         truth, prediction = truth[..., :1], prediction[..., :1]
-    truth, prediction = (
-        part.expand(*part.shape[:-1], 3).clone() for part in (truth, prediction)
-    )
+    truth, prediction = (part.expand(*part.shape[:-1], 3).clone() for part in (truth, prediction))
     difference = (prediction - truth + 1) / 2
     for t in range(prediction.shape[1]):
         colour = prediction.new_tensor([0.0, 1.0, 0.0] if t < context else [1.0, 0.0, 0.0])

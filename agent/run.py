@@ -79,7 +79,8 @@ def reconcile(asked: Config, saved: Config, given: set[str]) -> Config:
     ]  # fmt: skip
     if clash:
         raise RunError(
-            "this folder holds a run with other settings:\n" + "\n".join(clash)
+            "this folder holds a run with other settings:\n"
+            + "\n".join(clash)
             + "\nchoose another --logdir, or drop these flags to resume; nothing was touched"
         )
     changed = {key: ask[key] for key in free & given}
@@ -95,7 +96,9 @@ def run(config: Config, given: set[str]) -> int:
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise RunError(f"another process is training in {folder}; choose another --logdir") from None
+        raise RunError(
+            f"another process is training in {folder}; choose another --logdir"
+        ) from None
     with lock:
         return run_in(folder, config, given)
 

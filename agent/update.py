@@ -160,9 +160,7 @@ class Update(nn.Module):
         features = [start[key][:, :-1] for key in ("h", "x", "z")]
         return weight * self.critic_loss(self.critic(*features), features, returns)
 
-    def latent_metrics(
-        self, batch: dict[str, Tensor], start: dict[str, Any]
-    ) -> dict[str, Tensor]:
+    def latent_metrics(self, batch: dict[str, Tensor], start: dict[str, Any]) -> dict[str, Tensor]:
         return {
             "latent/prior_entropy": start["prior_entropy"].mean(),
             "latent/post_entropy": start["post_entropy"].mean(),

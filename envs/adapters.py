@@ -1,4 +1,4 @@
-"""Gymnasium and dm_env environments as `Env`: spaces flattened to named arrays, actions rescaled."""
+"""Gymnasium and dm_env environments as `Env`: spaces become named arrays, actions are rescaled."""
 
 from __future__ import annotations
 
@@ -61,9 +61,7 @@ def flatten_value(value: Any, space: spaces.Space, name: str = "") -> list[Any]:
 
 def to_leaf(key: str, value: Any, space: spaces.Space, target: Space) -> np.ndarray:
     value = np.asarray(value)
-    if isinstance(space, spaces.Discrete):
-        value = value - space.start
-    elif isinstance(space, spaces.MultiDiscrete):
+    if isinstance(space, (spaces.Discrete, spaces.MultiDiscrete)):
         value = value - space.start
     if target.kind == "image" and value.ndim == 2:
         value = value[..., None]

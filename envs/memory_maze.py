@@ -60,7 +60,7 @@ def one_wall_texture(tasks: Any) -> Any:
         def __getattr__(self, name: str) -> Any:
             return getattr(real, name)
 
-        def WallTextures(self, style: Any) -> Any:
+        def WallTextures(self, style: Any) -> Any:  # noqa: N802 - dm_control's name
             if "walls" not in shared:
                 shared["walls"] = real.WallTextures(style)
             return shared["walls"]

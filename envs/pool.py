@@ -75,7 +75,7 @@ class LocalSlot:
             run = rerun if command == "rerun" else None
             self.answer = run(self.env, *args) if run else getattr(self.env, command)(*args)
             self.error = ""
-        except Exception:  # noqa: BLE001 - an environment may raise anything
+        except Exception:
             self.error = traceback.format_exc()
 
     def result(self, timeout: float) -> Any:
@@ -114,7 +114,7 @@ def worker(make: Callable[[], Env], pipe: Any) -> None:
             pipe.send(("step", (rest, before)))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
-    except BaseException:  # noqa: BLE001 - reported to the parent, which restarts this worker
+    except BaseException:
         with contextlib.suppress(OSError):
             pipe.send(("error", traceback.format_exc()))
     finally:
@@ -318,7 +318,9 @@ class EnvPool:
             self.slots[index] = self.start()
             self.connect(self.slots[index])
         except SlotFailed as error:
-            raise RuntimeError(f"environment {index} could not be started again:\n{error}") from None
+            raise RuntimeError(
+                f"environment {index} could not be started again:\n{error}"
+            ) from None
 
     def send(self, ids: np.ndarray, actions: np.ndarray) -> None:
         """Actions for exactly the slots of the last `recv`; a closed episode's slot resets."""

@@ -145,7 +145,12 @@ class Segments:
             data = os.pread(file.fileno(), HEADER.size + self.lengths[index], head_at)
         magic, number, length, crc = HEADER.unpack_from(data)
         payload = data[HEADER.size :]
-        if magic != MAGIC or number != block or length != len(payload) or zlib.crc32(payload) != crc:
+        if (
+            magic != MAGIC
+            or number != block
+            or length != len(payload)
+            or zlib.crc32(payload) != crc
+        ):
             raise ValueError(f"{path}: block {block} is damaged")
         return self.layout.decode(payload)
 

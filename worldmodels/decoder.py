@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -16,9 +17,7 @@ from worldmodels.layers import MLP, BlockLinear, Dense, Linear
 class Decoder(nn.Module):
     """(h (..., D), z (..., Z)) -> dict of predictions; images in [0, 1], vectors in symlog."""
 
-    def __init__(
-        self, spaces: dict[str, Any], h: int, z: int, depth: int, units: int, layers: int
-    ):
+    def __init__(self, spaces: dict[str, Any], h: int, z: int, depth: int, units: int, layers: int):
         super().__init__()
         self.spaces = spaces
         self.images = sorted(k for k, s in spaces.items() if s.kind == "image")
@@ -32,7 +31,7 @@ class Decoder(nn.Module):
             self.from_z = nn.Sequential(Dense(z, 2 * units), Linear(2 * units, size))
             self.enter = ConvNorm(self.channels)
             widths = [depth * multiple for multiple in reversed(MULTIPLES)]
-            pairs = list(zip(widths, widths[1:], strict=False))
+            pairs = list(itertools.pairwise(widths))
             self.convs = nn.ModuleList(Conv(a, b) for a, b in pairs)
             self.norms = nn.ModuleList(ConvNorm(b) for _, b in pairs)
             self.leave = Conv(widths[-1], sum(spaces[k].shape[2] for k in self.images))

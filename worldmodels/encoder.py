@@ -8,6 +8,7 @@ which uint8 frames arrive and in which convolutions are fastest on a CPU.
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ class Encoder(nn.Module):
             rows, columns = image_grid(spaces[self.images[0]].shape)
             channels = [sum(spaces[k].shape[2] for k in self.images)]
             channels += [depth * multiple for multiple in MULTIPLES]
-            pairs = list(zip(channels, channels[1:], strict=False))
+            pairs = list(itertools.pairwise(channels))
             self.convs = nn.ModuleList(Conv(a, b) for a, b in pairs)
             self.norms = nn.ModuleList(ConvNorm(b) for _, b in pairs)
             self.out += rows * columns * channels[-1]

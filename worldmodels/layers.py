@@ -6,6 +6,7 @@ two standard deviations, scaled to unit output variance (DreamerV3 code, `nets.p
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -62,7 +63,7 @@ class MLP(nn.Sequential):
         self, inputs: int, units: int, layers: int, outputs: int = 0, outscale: float = 1.0
     ):
         widths = [inputs] + [units] * layers
-        blocks: list[nn.Module] = [Dense(a, b) for a, b in zip(widths, widths[1:], strict=False)]
+        blocks: list[nn.Module] = [Dense(a, b) for a, b in itertools.pairwise(widths)]
         if outputs:
             blocks.append(Linear(widths[-1], outputs, outscale))
         super().__init__(*blocks)

@@ -169,9 +169,7 @@ class WorldModel(nn.Module):
         the latents of `observe`.
         """
         obs = {key: batch[key] for key in self.obs_space}
-        out, _ = self.observe(
-            self.encoder(obs), batch["action"], batch["is_first"], carry, noise
-        )
+        out, _ = self.observe(self.encoder(obs), batch["action"], batch["is_first"], carry, noise)
         prior = self.prior_log_probs(out["h"])
         losses = {}
         losses["dyn"], losses["rep"] = latent.kl_losses(out["post"], prior, self.free)

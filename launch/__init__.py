@@ -1,0 +1,1 @@
+"""Setting up and launching runs (see README.md)."""

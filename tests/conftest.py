@@ -1,0 +1,19 @@
+"""Shared by all tests: one thread, and small configurations."""
+
+import pytest
+import torch
+
+from configs.load import resolve
+
+torch.set_num_threads(1)
+
+TINY = (
+    "--size debug --precision float32 --device cpu --threads 1 --batch.size 2 --batch.length 16 "
+    "--optim.warmup 0 --behaviour.horizon 4"
+).split()
+
+
+@pytest.fixture
+def tiny():
+    """A function from flags to a tiny configuration."""
+    return lambda *flags: resolve([*flags, *TINY])

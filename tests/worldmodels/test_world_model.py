@@ -1,0 +1,118 @@
+"""World model: acting equals training, resets, shapes, and what each setting changes."""
+
+import dataclasses
+
+import pytest
+import torch
+
+from agent.auto import fake_batch
+from agent.update import Update
+from envs.env import Space
+from worldmodels.world_model import WorldModel
+
+OBS = {
+    "image": Space("image", (32, 32, 3)),
+    "vector": Space("vector", (3,)),
+    "kind": Space("discrete", (2,), (3, 4)),
+}
+ACT = Space("discrete", (1,), (5,))
+
+
+@pytest.fixture(params=["gru parallel", "gru recurrent", "s3m parallel", "s3m recurrent"])
+def world(request, tiny):
+    torch.manual_seed(0)
+    core, posterior = request.param.split()
+    return WorldModel(tiny("--core", core, "--model.posterior", posterior), OBS, ACT)
+
+
+def batch_of(world, tiny, rows=2, length=7):
+    update = Update(tiny("--core", "gru"), OBS, ACT)
+    batch = fake_batch(update, rows, length)
+    batch["is_first"][0, 3] = batch["is_first"][1, 0] = True
+    batch["encoded"] = update.policy.encode(batch["action"])
+    return batch
+
+
+def test_acting_gives_the_latents_of_training_on_uint8_images(world, tiny):
+    batch = batch_of(world, tiny)
+    noise = world.noise(2, 7, generator=torch.Generator().manual_seed(0))
+    obs = {key: batch[key] for key in OBS}
+    with torch.no_grad():
+        out, _ = world.observe(
+            world.encoder(obs), batch["encoded"], batch["is_first"], world.initial(2), noise
+        )
+        carry = world.initial(2)
+        for t in range(7):
+            now = {key: value[:, t] for key, value in obs.items()}
+            latents, carry = world.step(now, batch["is_first"][:, t], carry, noise[:, t])
+            carry["action"] = batch["encoded"][:, t]
+            for key in ("h", "x", "z"):
+                torch.testing.assert_close(latents[key], out[key][:, t], atol=1e-5, rtol=1e-5)
+
+
+def test_nothing_before_is_first_reaches_what_follows(world, tiny):
+    batch = batch_of(world, tiny)
+    noise = world.noise(2, 7, generator=torch.Generator().manual_seed(0))
+    results = []
+    for change in (False, True):
+        obs = {key: batch[key].clone() for key in OBS}
+        action = batch["encoded"].clone()
+        if change:
+            obs["vector"][0, :3] += 5
+            obs["image"][0, :3] //= 2
+            action[0, :3] = 1 - action[0, :3]
+        with torch.no_grad():
+            results.append(
+                world.observe(
+                    world.encoder(obs), action, batch["is_first"], world.initial(2), noise
+                )[0]
+            )
+    for key in ("h", "x", "z"):
+        torch.testing.assert_close(results[0][key][0, 3:], results[1][key][0, 3:])
+        assert not torch.allclose(results[0][key][0, :3], results[1][key][0, :3])
+
+
+def test_losses_are_batch_by_time_and_train_every_parameter(world, tiny):
+    batch = batch_of(world, tiny)
+    batch = {**batch, "action": batch.pop("encoded")}
+    losses, _ = world.losses(batch, world.initial(2), world.noise(2, 7))
+    assert set(losses) == {"dyn", "rep", "reward", "cont", "image", "vector", "kind"}
+    assert all(loss.shape == (2, 7) for loss in losses.values())
+    torch.nn.init.normal_(world.reward[-1].weight)  # zero at the start, which hides its inputs
+    losses, _ = world.losses(batch, world.initial(2), world.noise(2, 7))
+    losses["dyn"] = losses["dyn"] * 1.0
+    sum(loss.sum() for loss in losses.values()).backward()
+    zero = [
+        name
+        for name, param in world.named_parameters()
+        if param.grad is None or not param.grad.abs().sum()
+    ]
+    # Free nats may hold back the prior at the start: nothing else may be without a gradient.
+    assert all(name.startswith("prior.") for name in zero), zero
+
+
+@pytest.mark.parametrize(
+    "shape", [(64, 96, 3), (84, 84, 1), (63, 64, 3), (100, 100, 4), (16, 16, 3)]
+)
+def test_images_of_any_size_are_reconstructed_in_their_shape(tiny, shape):
+    world = WorldModel(tiny(), {"image": Space("image", shape)}, ACT)
+    embed = world.encoder({"image": torch.zeros(2, 3, *shape, dtype=torch.uint8)})
+    assert embed.shape == (2, 3, world.encoder.out)
+    image = world.decoder(torch.zeros(2, 3, world.core.out), torch.zeros(2, 3, world.z))["image"]
+    assert image.shape == (2, 3, *shape)
+    assert image.min() >= 0
+    assert image.max() <= 1
+
+
+def test_the_recurrent_posterior_is_refused_for_a_core_without_markov_context(tiny, monkeypatch):
+    from worldmodels.gru import GRU
+
+    monkeypatch.setattr(GRU, "markov", False)
+    with pytest.raises(ValueError, match=r"gru is not one: set model\.posterior parallel"):
+        WorldModel(tiny("--core", "gru"), OBS, ACT)
+
+
+def test_unknown_core_lists_the_known_ones(tiny):
+    config = dataclasses.replace(tiny(), core="lstm")
+    with pytest.raises(ValueError, match="unknown core 'lstm'; known: gru, s3m"):
+        WorldModel(config, OBS, ACT)
