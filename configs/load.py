@@ -9,18 +9,20 @@ import dataclasses
 import difflib
 import functools
 import io
-import types
+import math
 import typing
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.constructor import DuplicateKeyError
+from ruamel.yaml.error import YAMLError
 
 from configs.schema import Config
 
 FOLDER = Path(__file__).parent
 AUTO_SIZE = "auto"
+# Counts that may be 0 although their default is not.
+MAY_BE_ZERO = ("optim.warmup", "env.restarts_per_hour")
 
 
 class ConfigError(ValueError):
@@ -28,12 +30,14 @@ class ConfigError(ValueError):
 
 
 def nearest(word: str, known: list[str]) -> str:
-    """`; did you mean 'x'?` for the closest known name, else the list of names."""
-    close = difflib.get_close_matches(word, known, 1, 0.5)
-    if not close:
-        # A right name at the wrong level is as common as a misspelt one.
-        close = [name for name in known if name.split(".")[-1] == word.split(".")[-1]][:1]
-    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(sorted(known))}"
+    """`; did you mean 'x'?` for the closest known name, and the names when they are few."""
+    last = word.rpartition(".")[2]
+    ends = {name.rpartition(".")[2]: name for name in reversed(known)}
+    # A right name at the wrong level is as common as a misspelt one.
+    ways = ((word, known), (last, list(ends)))
+    close = [m for text, names in ways for m in difflib.get_close_matches(text, names, 1, 0.6)]
+    hint = f"; did you mean {ends.get(close[-1], close[-1])!r}?" if close else ""
+    return hint + (f"; known: {', '.join(known)}" if len(known) < 20 else "; --help lists them")
 
 
 def leaves(cls: type = Config, prefix: str = "") -> dict[str, tuple[Any, dataclasses.Field]]:
@@ -54,7 +58,7 @@ LEAVES = leaves()
 
 def convert(key: str, value: Any, where: str) -> Any:
     """`value` (a flag's text or a YAML value) as the type of setting `key`."""
-    kind = LEAVES[key][0]
+    kind, field = LEAVES[key]
     text = str(value).lower() if isinstance(value, bool) else str(value)
 
     def fail(expected: str) -> ConfigError:
@@ -63,24 +67,28 @@ def convert(key: str, value: Any, where: str) -> Any:
     if typing.get_origin(kind) is typing.Literal:
         choices = [str(choice) for choice in typing.get_args(kind)]
         if text not in choices:
-            raise fail(f"one of {', '.join(choices)}" + nearest(text, choices))
+            raise fail(f"one of {', '.join(choices)}")
         return text
     if kind is bool:
         if text not in ("true", "false"):
             raise fail("true or false")
         return text == "true"
     if kind is str:
+        if not isinstance(value, str):
+            raise fail("a text")
         return text
-    if isinstance(value, bool):
-        raise fail("a number")
+    whole = kind is int
     try:
-        number = float(text)
+        number = math.nan if isinstance(value, bool) else float(text)
     except ValueError:
-        raise fail("a number" if kind is float else "a whole number") from None
-    if kind is float:
+        number = math.nan
+    if not math.isfinite(number) or (whole and number != int(number)):
+        raise fail("a whole number" if whole else "a number")
+    least = 1 if whole and field.default > 0 and key not in MAY_BE_ZERO else 0
+    if number < least:
+        raise fail(f"{least} or more")
+    if not whole:
         return number
-    if number != int(number):
-        raise fail("a whole number")
     return int(number) if "e" in text.lower() or "." in text else int(text)
 
 
@@ -89,8 +97,10 @@ def check_key(key: str, where: str) -> None:
         raise ConfigError(f"{where}: no setting {key!r}" + nearest(key, list(LEAVES)))
 
 
-def flatten(tree: dict[str, Any], where: str, prefix: str = "") -> dict[str, Any]:
+def flatten(tree: Any, where: str, prefix: str = "") -> dict[str, Any]:
     """A nested YAML block as dotted settings, checked and converted."""
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{where}: {tree!r} stands where settings were expected (key: value)")
     out: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
@@ -102,11 +112,13 @@ def flatten(tree: dict[str, Any], where: str, prefix: str = "") -> dict[str, Any
     return out
 
 
-def read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> Any:
     try:
         return YAML(typ="safe").load(path) or {}
-    except DuplicateKeyError as error:
-        raise ConfigError(f"{path.name}: a key stands twice: {error.problem}") from None
+    except YAMLError as error:
+        mark, problem = getattr(error, "problem_mark", None), getattr(error, "problem", error)
+        line = f" line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{path}{line}: not proper YAML: {problem}") from None
 
 
 @functools.cache
@@ -258,7 +270,7 @@ def load(path: Path) -> Config:
 def type_name(kind: Any) -> str:
     if typing.get_origin(kind) is typing.Literal:
         return "|".join(typing.get_args(kind))
-    return kind.__name__ if isinstance(kind, type) else str(types.GenericAlias(kind, ()))
+    return kind.__name__
 
 
 def help_text() -> str:

@@ -24,7 +24,8 @@ case $version in
 esac
 
 "$python" -c 'import venv, ensurepip' 2>/dev/null || apt_install "python$version-venv"
-[ -x .venv/bin/python ] || "$python" -m venv .venv
+# Asked of pip, not of the folder: an interrupted start leaves a .venv without it.
+.venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv .venv
 
 # Plain pip would take the newest torch, a CUDA build of several GB, on a machine without a GPU.
 if ! .venv/bin/python -c 'import torch' 2>/dev/null && ! command -v nvidia-smi >/dev/null; then

@@ -7,10 +7,11 @@ from configs.load import resolve
 
 torch.set_num_threads(1)
 
-TINY = (
-    "--size debug --precision float32 --device cpu --threads 1 --batch.size 2 --batch.length 16 "
-    "--optim.warmup 0 --behaviour.horizon 4"
-).split()
+TINY = [
+    *("--size", "debug", "--precision", "float32", "--device", "cpu", "--threads", "1"),
+    *("--batch.size", "2", "--batch.length", "16"),
+    *("--optim.warmup", "0", "--behaviour.horizon", "4"),
+]
 
 
 @pytest.fixture

@@ -10,7 +10,9 @@ A stack of diagonal complex state-space layers (S5's multi-input form), trained 
 Complex numbers are planar (real block, imaginary block): every product is a real one. Departures
 from the released code, with reasons: a reset replaces the state at its own step (theirs fires one
 step early); Re(lambda) is kept below -1e-4 (theirs is free and may grow without bound); C is drawn
-with variance 1/P as in S5 (theirs is sqrt(H) smaller, which mutes the memory at the start).
+with variance 1/P as in S5 (theirs is sqrt(H) smaller), and B is divided by sqrt(dt), so that states
+start with unit variance: as released, a memory reaches h at a few percent of the current input, and
+a reward that depends on both is found far later (measured, see CHANGELOG.md).
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ class SSM(nn.Module):
         self.lambda_im = nn.Parameter(eigen.imag.float())
         low, high = math.log(dt[0]), math.log(dt[1])
         self.log_dt = nn.Parameter(torch.rand(state) * (high - low) + low)
-        into = rotation.conj().T @ (torch.randn(state, width).double() / state**0.5 + 0j)
+        # States have unit variance under white inputs: that of x_t is about |B u|^2 dt.
+        into = rotation.conj().T @ (torch.randn(state, width).double() / width**0.5 + 0j)
+        into = into / self.log_dt.detach().double().exp().sqrt()[:, None]
         out = torch.randn(2, width, state).double() / state**0.5
         out = torch.complex(out[0], out[1]) @ rotation
         self.B = nn.Parameter(torch.stack([into.real, into.imag]).float())  # (2, P, H)
