@@ -1,0 +1,218 @@
+"""Whole runs through the command line's own entry: resume, signals, refusals, evaluation."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from agent.checkpoint import Checkpoints
+from agent.evaluate import evaluate, interval, shares
+
+ROOT = Path(__file__).parents[2]
+SMALL = [
+    "--size",
+    "debug",
+    "--precision",
+    "float32",
+    "--device",
+    "cpu",
+    "--threads",
+    "1",
+    "--batch.size",
+    "2",
+    "--batch.length",
+    "16",
+    "--behaviour.horizon",
+    "3",
+    "--loop.train_ratio",
+    "8",
+    "--log.every",
+    "0.2",
+]
+
+
+def start(logdir, *flags, task="test_counter"):
+    return subprocess.Popen(
+        [sys.executable, "-m", "agent.train", "--task", task, "--logdir", str(logdir),
+         *SMALL, *flags],
+        cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+    )  # fmt: skip
+
+
+def train(logdir, *flags, task="test_counter", status=0):
+    process = start(logdir, *flags, task=task)
+    output, _ = process.communicate(timeout=200)
+    assert process.returncode == status, output
+    return output
+
+
+def newest(logdir):
+    return Checkpoints.load(Checkpoints(Path(logdir) / "checkpoints").published()[-1])
+
+
+def rows(logdir, name):
+    return [json.loads(line) for line in (Path(logdir) / name).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("core", ["gru", "s3m"])
+def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, core):
+    flags = ("--core", core, "--env.count", "3")
+    train(tmp_path / "whole", *flags, "--steps", "400")
+    train(tmp_path / "parts", *flags, "--steps", "170")
+    train(tmp_path / "parts", *flags, "--steps", "400")
+    whole, parts = newest(tmp_path / "whole"), newest(tmp_path / "parts")
+    assert whole["learner"]["updates"] == parts["learner"]["updates"] > 50
+    for key, value in whole["learner"]["model"].items():
+        assert torch.equal(value, parts["learner"]["model"][key]), key
+    drop = ("wall_seconds",)
+    scores = [
+        [{k: v for k, v in row.items() if k not in drop} for row in rows(run, "scores.jsonl")]
+        for run in (tmp_path / "whole", tmp_path / "parts")
+    ]
+    assert scores[0] == scores[1]
+
+
+def test_after_kill_9_the_same_command_goes_on_from_the_checkpoint(tmp_path):
+    flags = ("--steps", "1000000", "--checkpoint.every", "1")
+    process = start(tmp_path, *flags)
+    deadline = time.time() + 60
+    while len(list(tmp_path.glob("checkpoints/0*"))) < 2 and time.time() < deadline:
+        time.sleep(0.1)
+    process.kill()
+    process.wait()
+    before = newest(tmp_path)
+    again = train(tmp_path, "--steps", str(before["run"]["agent_step"]), "--checkpoint.every", "1")
+    assert "resuming" in again
+    after = newest(tmp_path)
+    for key in ("agent_step", "fill_step"):
+        assert after["run"][key] == before["run"][key]
+    assert after["run"]["replay"]["count"] == before["run"]["replay"]["count"]
+    model = "model"
+    assert torch.equal(
+        after["learner"][model]["return_range"], before["learner"][model]["return_range"]
+    )
+    steps = [row["agent_step"] for row in rows(tmp_path, "metrics.jsonl")]
+    assert steps == sorted(steps)
+
+
+def test_a_signal_saves_and_ends_with_status_0_and_no_orphan(tmp_path):
+    flags = ("--steps", "1000000", "--env.processes", "yes", "--env.count", "2")
+    process = start(tmp_path, *flags, task="test_image")
+    deadline = time.time() + 60
+    while not (tmp_path / "scores.jsonl").exists() and time.time() < deadline:
+        time.sleep(0.1)
+    time.sleep(2)
+    children = subprocess.run(
+        ["ps", "-o", "pid=", "--ppid", str(process.pid)], capture_output=True, text=True
+    ).stdout.split()
+    process.send_signal(signal.SIGTERM)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 0, output
+    assert "stopped by SIGTERM" in output
+    assert len(children) >= 2
+    time.sleep(0.5)
+    states = subprocess.run(
+        ["ps", "-o", "stat=", "-p", ",".join(children)], capture_output=True, text=True
+    ).stdout.split()
+    # An ended process that nobody has waited for yet is still listed, as Z.
+    assert all(state.startswith("Z") for state in states)
+    assert newest(tmp_path)["run"]["agent_step"] > 0
+
+
+def test_every_row_has_every_axis_and_media_are_files(tmp_path):
+    train(tmp_path, "--steps", "300", "--log.media_every", "0.1", task="test_image")
+    axes = ("env_step", "agent_step", "update", "train_flops", "wall_seconds")
+    for name in ("metrics.jsonl", "scores.jsonl"):
+        assert rows(tmp_path, name)
+        for row in rows(tmp_path, name):
+            assert all(axis in row for axis in axes)
+    last = rows(tmp_path, "metrics.jsonl")[-1]
+    assert last["train_flops"] > 1e6
+    assert (tmp_path / "media" / "prediction.gif").stat().st_size > 0
+    assert (tmp_path / "media" / "policy.gif").stat().st_size > 0
+    assert list(tmp_path.glob("tensorboard/events*"))
+    assert "policy features" in (tmp_path / "model.txt").read_text()
+
+
+def test_other_settings_in_the_same_folder_are_refused_with_a_diff(tmp_path):
+    train(tmp_path, "--steps", "60")
+    before = sorted(str(path) for path in tmp_path.rglob("*"))
+    output = train(tmp_path, "--steps", "60", "--core", "gru", status=2)
+    assert "core: s3m in the run, gru asked" in output
+    assert sorted(str(path) for path in tmp_path.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--task", "memory_maze_10x10"), "suite memory_maze has 9x9"),
+        (("--task", "gym_CartPole-v9"), "CartPole"),
+        (("--task", "memry_maze_9x9"), "did you mean memory_maze_"),
+        (("--core", "s4m"), "did you mean 's3m'"),
+        (("--behaviour.horizons", "3"), "did you mean 'behaviour.horizon'"),
+    ],
+)
+def test_a_wrong_command_is_one_line_with_the_nearest_right_name(flags, words):
+    command = [sys.executable, "-m", "agent.train", *flags]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert result.returncode == 2
+    assert words in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_evaluation_plays_exactly_n_episodes_on_seeds_of_its_own(tmp_path):
+    train(tmp_path, "--steps", "60")
+    result = evaluate(tmp_path, episodes=5, slots=3)
+    seen = {row["seed"] for row in rows(tmp_path, "scores.jsonl")}
+    for mode in ("greedy", "sampled"):
+        results = result[mode]["results"]
+        assert len(results) == 5
+        assert result[mode]["mean"] == 55.0  # a counter of 10 pays 1 + ... + 10
+        assert not seen & {row["seed"] for row in results}
+    assert shares(5, 3) == [2, 2, 1]
+
+
+def test_interval_is_students_and_one_episode_has_none():
+    mean, half = interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0])
+    assert mean == 5.5
+    assert half == pytest.approx(2.262 * 3.02765 / 10**0.5, rel=0.01)
+    assert interval([3.0]) == (3.0, None)
+
+
+def test_a_full_disk_leaves_the_earlier_checkpoint_good(tmp_path, monkeypatch):
+    checkpoints = Checkpoints(tmp_path)
+    checkpoints.save(1, {"run": {"step": 1}})
+
+    def full(*args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full)
+    with pytest.raises(OSError, match="disk full while writing a checkpoint"):
+        checkpoints.save(2, {"run": {"step": 2}})
+    monkeypatch.undo()
+    assert [path.name for path in tmp_path.iterdir()] == ["000000000001"]
+    assert Checkpoints.load(checkpoints.published()[-1]) == {"run": {"step": 1}}
+
+
+def test_the_last_two_checkpoints_are_kept(tmp_path):
+    checkpoints = Checkpoints(tmp_path)
+    for step in (1, 2, 3):
+        checkpoints.save(step, {"run": {"step": step}})
+    assert [int(path.name) for path in checkpoints.published()] == [2, 3]
+
+
+def test_a_failing_environment_is_closed_as_truncated_and_training_goes_on(tmp_path):
+    train(tmp_path, "--steps", "300", "--env.restarts_per_hour", "1000", task="test_crash")
+    assert rows(tmp_path, "metrics.jsonl")[-1]["env/restarts"] > 0
+    cut = [row for row in rows(tmp_path, "scores.jsonl") if row["truncated"]]
+    assert cut
+    assert {row["length"] for row in cut} == {5}
+
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")

@@ -1,0 +1,201 @@
+"""One update: what reaches what, what each setting changes, and what a value converges to."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from agent import seeding
+from agent.auto import fake_batch
+from agent.learner import Learner, NonFiniteError
+from agent.update import Update
+from configs.load import replace_flat, resolve
+from envs.env import Space
+from envs.testing import ConstantReward
+
+OBS = {"vector": Space("vector", (3,))}
+DISCRETE, BOX = Space("discrete", (2,), (3, 2)), Space("vector", (2,))
+
+
+def make(config, act=DISCRETE):
+    torch.manual_seed(0)
+    update = Update(config, OBS, act)
+    # Zero outputs of reward and value hide what would reach them.
+    for head in (update.world.reward, update.critic.mlp, update.slow.mlp):
+        torch.nn.init.normal_(head[-1].weight, std=0.01)
+    return update
+
+
+def loss_of(update, seed=0):
+    batch = fake_batch(update, 2, 16)
+    noise = update.noise(2, 16, seeding.generator(seed, "test"))
+    total, metrics = update(batch, noise)
+    return total, metrics
+
+
+@pytest.mark.parametrize("core", ["gru", "s3m"])
+@pytest.mark.parametrize("features", ["output", "hidden", "full"])
+@pytest.mark.parametrize("act", [DISCRETE, BOX], ids=["discrete", "continuous"])
+def test_every_trainable_parameter_gets_a_gradient(tiny, core, features, act):
+    config = tiny("--core", core, "--behaviour.features", features, "--loss.free", "0")
+    update = make(config, act)
+    loss_of(update)[0].backward()
+    for name, param in update.trainable():
+        assert param.grad is not None, name
+        assert param.grad.abs().sum() > 0, name
+
+
+def test_feature_widths_are_those_of_their_parts(tiny):
+    widths = {}
+    for features in ("output", "hidden", "full"):
+        update = make(tiny("--behaviour.features", features))
+        widths[features] = update.actor.inputs
+    core, z = update.world.core, update.world.z
+    assert widths == {
+        "output": core.out + z,
+        "hidden": core.hidden + z,
+        "full": core.out + core.hidden + z,
+    }
+
+
+def test_policy_and_imagined_value_losses_do_not_move_the_world_model(tiny):
+    scales = {f"loss.{k}": 0.0 for k in ("dyn", "rep", "rec", "reward", "cont", "repval")}
+    for grad in ("reinforce", "dynamics"):
+        config = replace_flat(tiny("--behaviour.actor_grad", grad), scales)
+        update = make(config, BOX)
+        loss_of(update)[0].backward()
+        moved = {
+            name.split(".")[0]
+            for name, param in update.trainable()
+            if param.grad is not None and param.grad.abs().sum() > 0
+        }
+        allowed = {"actor", "critic"} if grad == "reinforce" else {"actor", "critic", "world"}
+        assert moved <= allowed, grad
+        assert {"actor", "critic"} <= moved
+
+
+SWITCHES = {
+    "loss.dyn": 2.0,
+    "loss.rep": 2.0,
+    "loss.free": 0.1,
+    "loss.rec": 2.0,
+    "loss.reward": 2.0,
+    "loss.cont": 2.0,
+    "loss.policy": 2.0,
+    "loss.value": 2.0,
+    "loss.repval": 2.0,
+    "model.unimix": 0.2,
+    "behaviour.lam": 0.5,
+    "behaviour.entropy": 0.1,
+    "behaviour.unimix": 0.3,
+    "behaviour.discount_horizon": 10.0,
+    "behaviour.slow_reg": 3.0,
+    "behaviour.return_floor": 1e9,
+    "behaviour.actor_grad": "dynamics",
+    "behaviour.feature_norm": False,
+    "s3m.discretisation": "zoh",
+    "s3m.dt_min": 0.01,
+    "s3m.dt_max": 0.5,
+}
+
+
+@pytest.mark.parametrize("key", SWITCHES)
+def test_every_setting_changes_the_loss_or_its_gradient(tiny, key):
+    config = tiny("--behaviour.features", "full", "--loss.free", "0.5")
+    results = []
+    for settings in (config, replace_flat(config, {key: SWITCHES[key]})):
+        update = make(settings)
+        total, _ = loss_of(update)
+        total.backward()
+        grads = [p.grad.flatten() for _, p in update.trainable() if p.grad is not None]
+        results.append((total.detach(), torch.cat(grads)))
+    (one, g1), (other, g2) = results
+    assert not torch.equal(one, other) or g1.shape != g2.shape or not torch.equal(g1, g2)
+
+
+def test_initial_state_may_be_zeros_or_learned(tiny):
+    names = {
+        kind: {name for name, _ in make(tiny("--s3m.initial", kind)).trainable()}
+        for kind in ("zeros", "learned")
+    }
+    assert names["learned"] - names["zeros"] == {"world.core.start"}
+
+
+def test_slow_critic_and_return_range_follow_at_their_rates(tiny):
+    config = tiny("--behaviour.slow_rate", "0.5", "--behaviour.return_rate", "0.25")
+    update = make(config)
+    before = [param.clone() for param in update.slow.parameters()]
+    update.update_slow()
+    for old, slow, new in zip(
+        before, update.slow.parameters(), update.critic.parameters(), strict=True
+    ):
+        torch.testing.assert_close(slow.data, (old + new.data) / 2)
+    loss_of(update)
+    assert update.return_range.abs().sum() > 0
+
+
+def test_a_poisoned_reward_stops_with_module_and_update_named(tiny):
+    update = make(tiny())
+    learner = Learner(update, 0, "float32")
+    batch = fake_batch(update, 2, 16)
+    learner.train(batch)
+    batch["reward"][0, 5] = float("nan")
+    with pytest.raises(NonFiniteError, match=r"update 2 .*loss/reward.*world\.core"):
+        learner.train(batch)
+
+
+def test_twenty_updates_equal_ten_then_a_restored_ten(tiny):
+    config = replace_flat(tiny(), {"optim.warmup": 15})
+    runs = []
+    for split in (False, True):
+        learner = Learner(make(config), 3, "float32")
+        for step in range(20):
+            if split and step == 10:
+                state = learner.state()
+                learner = Learner(make(config), 3, "float32")
+                learner.restore(state)
+            batch = fake_batch(learner.update, 2, 16)
+            batch["reward"] += step
+            learner.train(batch)
+        runs.append(learner.update.state_dict())
+    assert all(torch.equal(runs[0][key], runs[1][key]) for key in runs[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("truncation", ["bootstrap", "terminal"])
+def test_value_of_a_constant_reward_under_a_time_limit(truncation):
+    """Reward 1, discount 0.9, episodes of 20: the value is 10 at every step when the limit is a
+    truncation, and the finite sum when it counts as an end."""
+    flags = "--core gru --behaviour.discount_horizon 10 --batch.size 8 --batch.length 42"
+    flags += " --optim.lr 1e-3 --model.units 32 --behaviour.features output"
+    config = resolve(["--size", "debug", "--precision", "float32", *flags.split()])
+    env = ConstantReward()
+    steps = [env.reset(0)] + [env.step(np.zeros(1)) for _ in range(20)]
+    rows = {key: torch.tensor(np.stack([s[key] for s in steps * 2])) for key in steps[0]}
+    if truncation == "terminal":
+        rows["is_terminal"] = rows["is_last"].clone()
+    batch = {key: value.expand(8, *value.shape) for key, value in rows.items()}
+    # The observation tells the step within the episode, so the model can know what is left.
+    torch.manual_seed(0)
+    update = Update(config, env.obs_space, env.act_space)
+    learner = Learner(update, 0, "float32")
+    random = torch.Generator().manual_seed(0)
+    for _ in range(1500):
+        actions = torch.randint(0, 3, (8, 42, 1), generator=random, dtype=torch.int32)
+        learner.train({**batch, "action": actions})
+    with torch.no_grad():
+        encoded = update.policy.encode(actions)
+        full = {**batch, "action": encoded}
+        _, out = update.world.losses(full, update.world.initial(8), update.world.noise(8, 42))
+        value = update.value(update.critic(out["h"], out["x"], out["z"])).mean(0)[21:41]
+    left = torch.arange(20, 0, -1)
+    expected = 10 * torch.ones(20) if truncation == "bootstrap" else 10 * (1 - 0.9**left)
+    torch.testing.assert_close(value, expected, rtol=0.05, atol=0.15)
+
+
+def test_configuration_is_never_changed_by_an_update(tiny):
+    config = tiny()
+    before = dataclasses.asdict(config)
+    loss_of(make(config))
+    assert dataclasses.asdict(config) == before
