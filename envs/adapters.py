@@ -27,21 +27,22 @@ def leaf_space(space: spaces.Space, name: str) -> Space:
             height, width, *channels = space.shape
             return Space("image", (height, width, *(channels or [1])))
         return Space("vector", (int(np.prod(space.shape)),))
+    nested = "" if name == "action" else ", and Tuple or Dict of these"
     raise ValueError(
         f"{name}: a space of type {type(space).__name__} cannot be used; supported are Box, "
-        f"Discrete, MultiDiscrete, MultiBinary, and Tuple or Dict of these"
+        f"Discrete, MultiDiscrete, MultiBinary{nested}"
     )
 
 
 def flatten_space(space: spaces.Space, name: str = "") -> dict[str, spaces.Space]:
-    """Leaves by name: nested names are joined by '/', a single one is named for its kind."""
+    """Leaves by name: nested names joined by '/', a single one `image`, `vector` or `token`."""
     if isinstance(space, spaces.Dict):
         children = {str(key): child for key, child in space.spaces.items()}
     elif isinstance(space, spaces.Tuple):
         children = {str(index): child for index, child in enumerate(space.spaces)}
     else:
         kind = leaf_space(space, name or "observation").kind
-        return {name or kind: space}
+        return {name or {"discrete": "token"}.get(kind, kind): space}
     out: dict[str, spaces.Space] = {}
     for key, child in children.items():
         out.update(flatten_space(child, f"{name}/{key}" if name else key))
@@ -69,16 +70,23 @@ def to_leaf(key: str, value: Any, space: spaces.Space, target: Space) -> np.ndar
 
 
 def rescale(action: np.ndarray, box: spaces.Box) -> np.ndarray:
-    """[-1, 1] to the box where both bounds are finite; elsewhere the value itself, clipped."""
+    """[-1, 1] to the box where both bounds are finite; elsewhere the value itself, clipped.
+
+    Whole-number boxes get the nearest whole number.
+    """
     low, high = np.ravel(box.low).astype(np.float64), np.ravel(box.high).astype(np.float64)
     finite = np.isfinite(low) & np.isfinite(high)
     action = np.asarray(action, np.float64)
     span = np.where(finite, high - low, 0.0)
     scaled = np.where(finite, low, 0.0) + (np.clip(action, -1, 1) + 1) / 2 * span
-    return np.clip(np.where(finite, scaled, action), low, high).reshape(box.shape).astype(box.dtype)
+    value = np.clip(np.where(finite, scaled, action), low, high).reshape(box.shape)
+    whole = np.issubdtype(box.dtype, np.integer)
+    return (np.rint(value) if whole else value).astype(box.dtype)
 
 
 class FromGymnasium:
+    """A gymnasium environment. ValueError at construction names a space that cannot be used."""
+
     def __init__(self, env: gymnasium.Env):
         self.env = env
         self.leaves = flatten_space(env.observation_space)
@@ -137,7 +145,7 @@ class FromDmEnv:
         self.env, self.reseed = env, reseed
         spec = env.observation_spec()
         self.named = isinstance(spec, dict)
-        specs = dict(spec) if self.named else {"": spec}
+        specs = spec if self.named else {"": spec}
         self.obs_space = {}
         for key, part in specs.items():
             image = part.dtype == np.uint8 and len(part.shape) == 3
@@ -149,10 +157,10 @@ class FromDmEnv:
             self.act_space = Space("discrete", (1,), (int(act.num_values),))
         else:
             self.act_space = Space("vector", (int(np.prod(act.shape)),))
+            # A spec without bounds has neither attribute.
+            low, high = getattr(act, "minimum", -np.inf), getattr(act, "maximum", np.inf)
             self.box = spaces.Box(
-                np.broadcast_to(act.minimum, act.shape),
-                np.broadcast_to(act.maximum, act.shape),
-                dtype=act.dtype,
+                np.broadcast_to(low, act.shape), np.broadcast_to(high, act.shape), dtype=act.dtype
             )
         self.done = True
 
@@ -174,11 +182,11 @@ class FromDmEnv:
         )
 
     def observation(self, obs: Any) -> dict[str, np.ndarray]:
-        values = obs.values() if self.named else [obs]
-        return {
-            key: check(key, value if space.kind == "image" else np.ravel(value), space)
-            for (key, space), value in zip(self.obs_space.items(), values, strict=True)
-        }
+        out = {}
+        for key, space in self.obs_space.items():
+            value = obs[key] if self.named else obs
+            out[key] = check(key, value if space.kind == "image" else np.ravel(value), space)
+        return out
 
     def close(self) -> None:
         self.env.close()

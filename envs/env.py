@@ -34,7 +34,7 @@ class Space:
 
 
 class Env(Protocol):
-    """What a task must offer. `repeat` is the number of simulator steps of one action."""
+    """What a task must offer; the records it returns are the caller's to keep, never reused."""
 
     obs_space: dict[str, Space]
     act_space: Space
@@ -75,7 +75,8 @@ def flagged(
 ) -> Step:
     return {
         **obs,
-        "reward": np.float32(reward),
+        # Some simulators return arrays of one number.
+        "reward": np.float32(np.asarray(reward).item()),
         "is_first": is_first,
         "is_last": is_last,
         "is_terminal": is_terminal,
@@ -83,11 +84,16 @@ def flagged(
 
 
 def check(key: str, value: Any, space: Space) -> np.ndarray:
-    """A fresh array of `value` in the space's dtype; ValueError when its shape disagrees."""
-    array = np.array(value, dtype=space.dtype)
-    if array.shape != space.shape:
+    """A fresh array of `value` in the space's dtype; ValueError when it does not fit the space."""
+    array = np.asarray(value)
+    if array.shape != space.shape or not np.can_cast(array.dtype, space.dtype, "same_kind"):
         raise ValueError(
-            f"observation {key!r} has shape {array.shape}, its space says {space.shape}: "
-            f"correct the environment's observation_space"
+            f"observation {key!r} is {array.dtype} {array.shape}, its space says {space.dtype} "
+            f"{space.shape}: correct the environment's observation space"
         )
-    return array
+    if space.kind == "discrete" and not ((array >= 0) & (array < space.classes)).all():
+        raise ValueError(
+            f"observation {key!r} is {array.tolist()}, its space says from 0 to below "
+            f"{list(space.classes)}: correct the environment's observation space"
+        )
+    return np.array(array, space.dtype)

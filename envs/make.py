@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import importlib.util
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from envs.env import Env
@@ -21,7 +23,8 @@ def check_memory_maze(name: str) -> None:
     from envs.memory_maze import SIZES
 
     if name not in SIZES:
-        raise ValueError(f"--task memory_maze_{name}: suite memory_maze has {', '.join(SIZES)}")
+        raise unknown("memory_maze", name, SIZES)
+    require("memory_maze")
 
 
 def make_gym(name: str) -> Env:
@@ -29,19 +32,22 @@ def make_gym(name: str) -> Env:
 
     from envs.adapters import FromGymnasium
 
-    return FromGymnasium(gymnasium.make(name))
+    # The adapter checks every observation itself.
+    return FromGymnasium(gymnasium.make(name, disable_env_checker=True))
 
 
 def check_gym(name: str) -> None:
     import gymnasium
 
+    module, colon, ident = name.rpartition(":")
     try:
-        gymnasium.spec(name)
-    except (gymnasium.error.Error, ImportError) as error:
-        known = [str(key) for key in gymnasium.registry]
-        close = difflib.get_close_matches(name, known, 1)
-        hint = f"; did you mean gym_{close[0]}?" if close else ""
-        raise ValueError(f"--task gym_{name}: {str(error).rstrip('.')}{hint}") from None
+        if colon:
+            importlib.import_module(module)
+        gymnasium.spec(ident)
+    except ImportError as error:
+        raise ValueError(f"--task gym_{name}: {error}") from None
+    except gymnasium.error.Error:
+        raise unknown("gym", name, list(gymnasium.registry), listed=False) from None
 
 
 def make_bsuite(name: str) -> Env:
@@ -51,13 +57,13 @@ def make_bsuite(name: str) -> Env:
 
 
 def check_bsuite(name: str) -> None:
+    require("bsuite")
     from envs import bsuite
 
-    if bsuite.memory_length(name) is None:
-        try:
-            bsuite.check(name)
-        except ImportError:
-            raise ValueError("bsuite is not installed: pip install -e '.[bsuite]'") from None
+    if bsuite.memory_length(name) is None and name not in bsuite.names():
+        if name.startswith("mnist"):
+            raise ValueError(f"--task bsuite_{name}: mnist needs a download and is not offered")
+        raise unknown("bsuite", name, [*bsuite.names(), "memory_len_L30"], listed=False)
 
 
 def make_tmaze(name: str) -> Env:
@@ -81,20 +87,35 @@ def check_test(name: str) -> None:
     from envs.testing import TESTS
 
     if name not in TESTS:
-        raise ValueError(f"--task test_{name}: suite test has {', '.join(TESTS)}")
+        raise unknown("test", name, list(TESTS))
+
+
+def unknown(suite: str, name: str, known: Sequence[str], listed: bool = True) -> ValueError:
+    """The error for a name that `suite` does not have, with the nearest that it has."""
+    close = difflib.get_close_matches(name, known, 1, 0.4)
+    hint = f"; did you mean {suite}_{close[0]}?" if close else ""
+    has = f": it has {', '.join(known)}" if listed else ""
+    return ValueError(f"--task {suite}_{name}: suite {suite} has no {name!r}{has}{hint}")
+
+
+def require(suite: str) -> None:
+    """ValueError with the line to type when the package of `suite` is missing."""
+    if suite not in sys.modules and importlib.util.find_spec(suite) is None:
+        raise ValueError(f"{suite} is not installed: pip install -e '.[{suite}]'")
 
 
 @dataclass(frozen=True)
 class Suite:
     """`make(name)` builds, `check(name)` raises ValueError for an unknown name without building.
 
-    `cheap`: a step costs less than a message to another process. `reset_ticks`: steps of the other
-    environments that a reset may take (see pool.py).
+    `cheap`: a step costs less than a message to another process. `apart`: names that need a process
+    all the same. `reset_ticks`: steps of the other environments that a reset may take (pool.py).
     """
 
     make: Callable[[str], Env]
     check: Callable[[str], None]
     cheap: bool = True
+    apart: tuple[str, ...] = ()
     reset_ticks: int = 0
 
 
@@ -103,7 +124,7 @@ SUITES = {
     "gym": Suite(make_gym, check_gym),
     "bsuite": Suite(make_bsuite, check_bsuite),
     "tmaze": Suite(make_tmaze, check_tmaze),
-    "test": Suite(make_test, check_test),
+    "test": Suite(make_test, check_test, apart=("exit", "hang")),
 }
 
 
@@ -128,7 +149,10 @@ def check_task(task: str) -> None:
 def make_env(
     task: str, *, repeat: int = 1, time_limit: int = 0, truncation: str = "bootstrap"
 ) -> Env:
-    """Build a task. `repeat`, `time_limit` (actions) and `truncation` as in configs/schema.py."""
+    """Build a task. `repeat`, `time_limit` (actions) and `truncation` as in configs/schema.py.
+
+    ValueError for an unknown task and for spaces that cannot be used.
+    """
     check_task(task)
     suite, name = split(task)
     env = suite.make(name)
@@ -142,8 +166,11 @@ def make_env(
 
 
 def cheap(task: str) -> bool:
-    return split(task)[0].cheap
+    """Whether the task is better stepped in this process than in one of its own."""
+    suite, name = split(task)
+    return suite.cheap and name not in suite.apart
 
 
 def reset_ticks(task: str) -> int:
+    """For how many ticks of a pool a reset of the task may run beside the other slots."""
     return split(task)[0].reset_ticks

@@ -35,7 +35,7 @@ def load_tasks() -> Any:
     return importlib.import_module("memory_maze.tasks")
 
 
-def test_contacts(self: Any, physics: Any) -> None:
+def update_activation(self: Any, physics: Any) -> None:
     """TargetSphere._update_activation on the array of contacts of this instant."""
     data = physics.data.ptr
     if self._activated or not data.ncon:
@@ -61,9 +61,9 @@ def one_wall_texture(tasks: Any) -> Any:
             return getattr(real, name)
 
         def WallTextures(self, style: Any) -> Any:  # noqa: N802 - dm_control's name
-            if "walls" not in shared:
-                shared["walls"] = real.WallTextures(style)
-            return shared["walls"]
+            if style not in shared:
+                shared[style] = real.WallTextures(style)
+            return shared[style]
 
     tasks.labmaze_textures = Textures()
     try:
@@ -73,18 +73,18 @@ def one_wall_texture(tasks: Any) -> Any:
 
 
 def build(size: str, seed: int, patched: bool = True) -> Any:
-    """The dm_control environment, images only."""
+    """The dm_control environment, images only. ImportError when the package is missing."""
     os.environ.setdefault("MUJOCO_GL", "egl")
     logging.getLogger("absl").setLevel(logging.ERROR)
     tasks = load_tasks()
-    from dm_control.locomotion.props import target_sphere
-
     make = getattr(tasks, f"memory_maze_{size}")
     if not patched:
         return make(seed=seed, image_only_obs=True)
-    target_sphere.TargetSphere._update_activation = test_contacts
     with one_wall_texture(tasks):
-        return make(seed=seed, image_only_obs=True)
+        env = make(seed=seed, image_only_obs=True)
+    for target in env.task._targets:
+        target._update_activation = types.MethodType(update_activation, target)
+    return env
 
 
 def reseed(env: Any, seed: int) -> Any:

@@ -8,11 +8,13 @@ is started again; its episode is closed as truncated and counted in `restarts`.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import logging
 import multiprocessing
 import os
 import signal
+import threading
 import time
 import traceback
 import zlib
@@ -37,7 +39,7 @@ HALF = 2**30
 
 
 def episode_seed(seed: int, slot: int, episode: int, purpose: str = "train") -> int:
-    """Seed of one episode: a pure function; `eval` seeds are never those of `train`."""
+    """Seed of one episode: a pure function; `train` is below 2**30, `eval` from there to 2**31."""
     offset = {"train": 0, "eval": HALF}[purpose]
     sequence = np.random.SeedSequence([seed, slot, episode])
     return offset + int(sequence.generate_state(1)[0]) % HALF
@@ -64,17 +66,22 @@ def rerun(env: Env, seed: int, actions: list[np.ndarray]) -> tuple[Step, int]:
 
 
 class LocalSlot:
-    """An environment in this process; results wait until they are asked for."""
+    """An environment in this process; results wait until they are asked for.
+
+    An exception is treated as in a worker; a call that exits or hangs takes this process along.
+    """
 
     def __init__(self, make: Callable[[], Env]):
         self.env = make()
         self.obs_space, self.act_space = self.env.obs_space, self.env.act_space
 
     def begin(self, command: str, *args: Any) -> None:
+        self.error = ""
         try:
-            run = rerun if command == "rerun" else None
-            self.answer = run(self.env, *args) if run else getattr(self.env, command)(*args)
-            self.error = ""
+            if command == "rerun":
+                self.answer = rerun(self.env, *args)
+            else:
+                self.answer = getattr(self.env, command)(*args)
         except Exception:
             self.error = traceback.format_exc()
 
@@ -89,9 +96,10 @@ class LocalSlot:
 
 def worker(make: Callable[[], Env], pipe: Any) -> None:
     """The process of one environment. It ends when the parent closes the pipe or dies."""
-    # The parent decides when to stop; a Ctrl-C reaches the whole group.
+    # The parent decides when to stop; Ctrl-C and a scheduler's SIGTERM reach the whole group.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Thread(target=leave_with_parent, daemon=True).start()
     env = memory = None
     places: dict[str, np.ndarray] = {}
     try:
@@ -125,6 +133,14 @@ def worker(make: Callable[[], Env], pipe: Any) -> None:
         if memory:
             with contextlib.suppress(BufferError):
                 memory.close()
+
+
+def leave_with_parent() -> None:
+    """End this process when its parent is gone, even in the middle of a simulator's call."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
 
 
 def image_places(memory: shared_memory.SharedMemory, spaces: dict[str, Any]) -> dict[str, Any]:
@@ -217,7 +233,8 @@ class EnvPool:
     ):
         """`make` is picklable; `timeout` in seconds; `purpose` is `train` or `eval`.
 
-        Raises RuntimeError with the traceback when an environment cannot be built.
+        An environment that cannot be built raises its own error, or in a worker RuntimeError with
+        the traceback.
         """
         self.make, self.count, self.seed, self.processes = make, count, seed, processes
         self.reset_ticks, self.timeout, self.purpose = reset_ticks, timeout, purpose
@@ -228,15 +245,22 @@ class EnvPool:
         self.due = [0] * count
         self.actions: list[list[np.ndarray]] = [[] for _ in range(count)]
         self.last: list[Step | None] = [None] * count
-        self.rerunning: dict[int, int] = {}  # slot -> expected checksum
+        self.rerunning: set[int] = set()
+        self.waiting: list[int] = []  # slots received and not yet answered
         self.slots: list[Any] = []
+        # Before multiprocessing's own exit handler, which waits for workers that wait for us.
+        atexit.register(self.close)
         try:
-            self.slots = [self.start() for _ in range(count)]
+            for _ in range(count):
+                self.slots.append(self.start())
             for slot in self.slots:
                 self.connect(slot)
         except SlotFailed as error:
             self.close()
             raise RuntimeError(f"an environment could not be built:\n{error}") from None
+        except BaseException:
+            self.close()
+            raise
         self.obs_space = self.slots[0].obs_space
         self.act_space = self.slots[0].act_space
         for index in range(count):
@@ -259,12 +283,14 @@ class EnvPool:
 
     def recv(self) -> tuple[np.ndarray, dict[str, np.ndarray]]:
         """Slots that are due (ascending) and their steps, stacked; adds `age` and `episode`."""
+        assert not self.waiting, f"slots {self.waiting} have not been answered: send first"
         self.tick = max(self.tick, min(self.due))
         ids = [index for index in range(self.count) if self.due[index] <= self.tick]
         records = [self.collect(index) for index in ids]
         self.tick += 1
         for index, record in zip(ids, records, strict=True):
             self.last[index] = record
+        self.waiting = ids
         batch = {key: np.stack([record[key] for record in records]) for key in records[0]}
         batch["age"] = np.array([len(self.actions[index]) for index in ids], np.int32)
         batch["episode"] = np.array([self.episode[index] for index in ids], np.int32)
@@ -272,26 +298,21 @@ class EnvPool:
 
     def collect(self, index: int) -> Step:
         while True:
+            last = self.last[index]
             try:
-                answer = self.slots[index].result(self.timeout)
-                if index not in self.rerunning:
-                    return answer
-                record, before = answer
-                if before == self.rerunning.pop(index) or not self.actions[index]:
-                    return record
-                self.count_restart(index, "its episode did not come out the same after a resume")
-                return closed(record)
+                record = self.slots[index].result(self.timeout)
+                if index in self.rerunning:
+                    record, before = record
+                    if last is not None and before != checksum(last):
+                        raise SlotFailed("its episode did not come out the same after a resume")
+                    self.rerunning.remove(index)
+                return record
             except SlotFailed as error:
-                resuming = self.rerunning.pop(index, None) is not None
+                self.rerunning.discard(index)
                 self.count_restart(index, str(error))
                 self.restart(index)
-            if resuming and self.actions[index]:
-                # The action in flight at the checkpoint fails again: close at the step before.
-                seed = self.seed_of(index, self.episode[index])
-                self.slots[index].begin("rerun", seed, self.actions[index][:-1])
-                return closed(self.slots[index].result(self.timeout)[0])
-            if self.last[index] is not None:
-                return closed(self.last[index])
+            if last is not None:
+                return closed(last)
             # Nothing of this episode was seen: the next one takes its place.
             self.episode[index] += 1
             self.begin_episode(index)
@@ -324,10 +345,12 @@ class EnvPool:
 
     def send(self, ids: np.ndarray, actions: np.ndarray) -> None:
         """Actions for exactly the slots of the last `recv`; a closed episode's slot resets."""
+        assert list(ids) == self.waiting, f"actions for slots {ids}, expected {self.waiting}"
+        self.waiting = []
         for index, action in zip(ids.tolist(), actions, strict=True):
             self.due[index] = self.tick
             last = self.last[index]
-            assert last is not None, f"slot {index} has no step to act on"
+            assert last is not None
             if last["is_last"]:
                 self.episode[index] += 1
                 self.begin_episode(index)
@@ -338,38 +361,53 @@ class EnvPool:
 
     def state(self) -> dict[str, Any]:
         """Between `send` and `recv`: what `restore` needs to bring every episode back."""
+        assert not self.waiting, f"slots {self.waiting} have not been answered: send first"
         return {
             "tick": self.tick,
             "restarts": self.restarts,
             "episode": list(self.episode),
             "due": list(self.due),
             "actions": [np.stack(taken) if taken else np.zeros(0) for taken in self.actions],
-            "checksums": [
-                checksum(last) if last is not None and taken else 0
-                for last, taken in zip(self.last, self.actions, strict=True)
-            ],
+            "last": [None if last is None else dict(last) for last in self.last],
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Run every open episode again from its seed and recorded actions, side by side.
 
-        An episode that does not come out the same is closed as truncated and counted.
+        For a pool just built. An episode that does not come out the same is closed as truncated
+        and counted. ValueError when the state has another number of slots.
         """
+        assert self.tick == 0, "restore a pool that has not been received from"
         if len(state["episode"]) != self.count:
-            raise ValueError(f"the state has {len(state['episode'])} slots, not {self.count}")
-        for slot in self.slots:
-            slot.result(self.timeout)  # the resets that construction began
+            raise ValueError(
+                f"the saved state has {len(state['episode'])} environments, this pool "
+                f"{self.count}: set env.count to {len(state['episode'])}"
+            )
+        for index, slot in enumerate(self.slots):
+            try:
+                slot.result(self.timeout)  # the resets that construction began
+            except SlotFailed:
+                self.restart(index)
         self.tick, self.restarts = state["tick"], state["restarts"]
         self.episode, self.due = list(state["episode"]), list(state["due"])
         kind = self.act_space.dtype
         for index, taken in enumerate(state["actions"]):
             self.actions[index] = list(np.asarray(taken).astype(kind))
-            self.last[index] = None
-            self.rerunning[index] = state["checksums"][index]
+            self.last[index] = self.typed(state["last"][index])
+            self.rerunning.add(index)
             seed = self.seed_of(index, self.episode[index])
             self.slots[index].begin("rerun", seed, self.actions[index])
 
+    def typed(self, record: dict[str, Any] | None) -> Step | None:
+        """A record that went through a file, in the types of a fresh one."""
+        if record is None:
+            return None
+        obs = {key: np.asarray(record[key], s.dtype) for key, s in self.obs_space.items()}
+        flags = {key: bool(record[key]) for key in ("is_first", "is_last", "is_terminal")}
+        return {**obs, "reward": np.float32(record["reward"]), **flags}
+
     def close(self) -> None:
+        atexit.unregister(self.close)
         for slot in self.slots:
             slot.close()
         self.slots = []

@@ -5,6 +5,7 @@ MuJoCo chooses at import and cannot change, so every candidate is tried in a pro
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -42,6 +43,8 @@ def pick_backend() -> str:
 
     A value that is already set is the only one tried. Raises RuntimeError with the line to type.
     """
+    if importlib.util.find_spec("mujoco") is None:
+        raise RuntimeError("mujoco is not installed: pip install -e '.[memory_maze]'")
     asked = os.environ.get("MUJOCO_GL")
     failures = []
     for backend in [asked] if asked else ["egl", "osmesa"]:

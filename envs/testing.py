@@ -1,4 +1,4 @@
-"""Environments that exist to test others: a counter, constant reward, and three that fail."""
+"""Environments that exist to test others: a counter, constant reward, odd spaces, failures."""
 
 from __future__ import annotations
 
@@ -78,10 +78,51 @@ class Failing(Counter):
         return super().step(action)
 
 
+class Odd:
+    """Any observation and action spaces: observations are a function of (seed, t), actions checked.
+
+    Four actions an episode, terminal; ValueError for an action outside its space.
+    """
+
+    def __init__(self, obs_space: dict[str, Space], act_space: Space):
+        self.obs_space, self.act_space = obs_space, act_space
+        self.done = True
+
+    def reset(self, seed: int) -> Step:
+        self.random, self.t, self.done = np.random.default_rng(seed), 0, False
+        return steps.first(self.observation())
+
+    def step(self, action: np.ndarray) -> Step:
+        assert not self.done, "step after is_last: reset first"
+        space = self.act_space
+        low, high = (0, np.array(space.classes) - 1) if space.classes else (-1, 1)
+        if action.shape != space.shape or (action < low).any() or (action > high).any():
+            raise ValueError(f"action {action} is outside {space}")
+        self.t += 1
+        self.done = self.t == 4
+        return steps.flagged(self.observation(), 0.0, is_last=self.done, is_terminal=self.done)
+
+    def observation(self) -> dict[str, np.ndarray]:
+        out = {}
+        for key, space in self.obs_space.items():
+            high = {"image": 256, "vector": 2, "discrete": space.classes}[space.kind]
+            out[key] = self.random.integers(0, high, space.shape).astype(space.dtype)
+        return out
+
+    def close(self) -> None:
+        pass
+
+
+ODD_OBS = {
+    "image": Space("image", (63, 64, 1)),
+    "body/joints": Space("vector", (5,)),
+    "token": Space("discrete", (2,), (3, 7)),
+}
 TESTS = {
     "counter": lambda: Counter(),
     "image": lambda: Counter(length=20, image=True),
     "constant": lambda: ConstantReward(),
+    "odd": lambda: Odd(ODD_OBS, Space("vector", (3,))),
     "crash": lambda: Failing("raise"),
     "exit": lambda: Failing("exit"),
     "hang": lambda: Failing("hang"),

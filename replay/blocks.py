@@ -3,7 +3,7 @@
 A block is 32 steps: plain fields as one structured array, then every image field as one zstd frame
 (level 3; small chunks compress as well as large ones and are cheaper to read). A segment is an
 append-only file of up to 32 blocks behind a JSON header. A write is one system call, and every
-block carries a checksum, so a torn tail is recognised and dropped.
+block carries its length and a checksum, so a torn tail is recognised and dropped.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import struct
 import zlib
 from array import array
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import numpy as np
 import zstandard
@@ -25,6 +25,7 @@ BLOCKS_PER_SEGMENT = 32
 MAGIC = b"BLK1"
 HEADER = struct.Struct("<4sQII")  # magic, block number, payload bytes, crc32
 VERSION = 1
+FULL = (errno.ENOSPC, errno.EDQUOT)
 Fields = dict[str, tuple[np.dtype, tuple[int, ...]]]
 Block = dict[str, Any]  # "plain": structured (32,); image fields (32, H, W, C)
 
@@ -37,7 +38,8 @@ class Layout:
     """Which fields are plain and which are images, and how a block is encoded."""
 
     def __init__(self, fields: Fields):
-        self.fields = {key: (np.dtype(d), tuple(s)) for key, (d, s) in fields.items()}
+        # Sorted, so that the bytes on disk do not depend on the order in which fields are named.
+        self.fields = {key: (np.dtype(d), tuple(s)) for key, (d, s) in sorted(fields.items())}
         self.images = [key for key, (d, s) in self.fields.items() if is_image(d, s)]
         self.plain = np.dtype(
             [(key, d, s) for key, (d, s) in self.fields.items() if key not in self.images]
@@ -61,18 +63,33 @@ class Layout:
 
     def decode(self, payload: bytes) -> Block:
         size = BLOCK * self.plain.itemsize
-        block: Block = {"plain": np.frombuffer(payload[:size], self.plain)}
+        view = memoryview(payload)
+        block: Block = {"plain": np.frombuffer(view[:size], self.plain)}
         offset = size
         for key in self.images:
-            (length,) = struct.unpack_from("<I", payload, offset)
+            (length,) = struct.unpack_from("<I", view, offset)
             offset += 4
-            raw = zstandard.ZstdDecompressor().decompress(payload[offset : offset + length])
+            raw = zstandard.ZstdDecompressor().decompress(view[offset : offset + length])
             block[key] = np.frombuffer(raw, np.uint8).reshape(BLOCK, *self.fields[key][1])
             offset += length
         return block
 
-    def describe(self) -> dict[str, Any]:
-        return {key: [d.str, list(s)] for key, (d, s) in self.fields.items()}
+    def describe(self) -> dict[str, str]:
+        return {key: f"{d.str} {list(s)}" for key, (d, s) in self.fields.items()}
+
+    def check(self, found: dict[str, str], where: Path) -> None:
+        """Raises ValueError that names the fields that differ from `found`, a description."""
+        ours = self.describe()
+        lines = [
+            f"  {key}: {found.get(key, 'absent')} there, {ours.get(key, 'absent')} in this run"
+            for key in sorted({*found, *ours})
+            if found.get(key) != ours.get(key)
+        ]
+        if lines:
+            raise ValueError(
+                "\n".join([f"{where} holds other fields than this run:", *lines])
+                + "\nUse the task and wrappers it was recorded with, or start in a new folder."
+            )
 
 
 class Segments:
@@ -80,9 +97,10 @@ class Segments:
 
     def __init__(self, folder: Path, stream: int, layout: Layout):
         self.folder, self.stream, self.layout = folder, stream, layout
-        self.base = 0  # first block that is on disk
-        self.offsets = array("Q")
+        self.base = 0  # first block that is on disk, the first of its segment
+        self.offsets = array("Q")  # of the payloads, in their files
         self.lengths = array("I")
+        self.bytes = 0  # size of all files
         self.writing: int | None = None
 
     @property
@@ -93,65 +111,88 @@ class Segments:
         first = block - block % BLOCKS_PER_SEGMENT
         return self.folder / f"stream{self.stream:04d}-{first:09d}.blocks"
 
+    def files(self) -> dict[int, Path]:
+        """First block -> segment file, ascending."""
+        paths = self.folder.glob(f"stream{self.stream:04d}-*.blocks")
+        return dict(sorted((int(path.stem.split("-")[1]), path) for path in paths))
+
     def header(self, block: int) -> bytes:
-        text = json.dumps(
-            {
-                "version": VERSION,
-                "stream": self.stream,
-                "first": block - block % BLOCKS_PER_SEGMENT,
-                "block": BLOCK,
-                "fields": self.layout.describe(),
-            }
-        ).encode()
+        described = {
+            "version": VERSION,
+            "stream": self.stream,
+            "first": block,
+            "block": BLOCK,
+            "fields": self.layout.describe(),
+        }
+        text = json.dumps(described).encode()
         return struct.pack("<I", len(text)) + text
 
-    def append(self, payload: bytes) -> int:
-        """Write the next block; returns its bytes. Raises OSError(ENOSPC) with a clear text."""
+    def append(self, payload: bytes) -> None:
+        """Write the next block. Raises OSError; nothing of the block is left on disk then."""
         block = self.end
-        path = self.path(block)
+        head = HEADER.pack(MAGIC, block, len(payload), zlib.crc32(payload))
+        try:
+            start = self.open_for(block)
+            prefix = self.header(block) if start == 0 else b""
+            self.write(prefix + head + payload, start)
+        except OSError as error:
+            if error.errno not in FULL:
+                raise
+            raise OSError(
+                error.errno,
+                f"disk full: the replay in {self.folder} needs {len(payload):,} more bytes; free "
+                "space or lower replay.capacity, then run the same command to resume",
+            ) from error
+        self.offsets.append(start + len(prefix) + HEADER.size)
+        self.lengths.append(len(payload))
+
+    def open_for(self, block: int) -> int:
+        """Open the segment of `block` at its end; returns its size."""
         fresh = block % BLOCKS_PER_SEGMENT == 0
         if fresh or self.writing is None:
             self.close()
-            self.writing = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-            if fresh:
-                os.ftruncate(self.writing, 0)
-        start = os.fstat(self.writing).st_size
-        head = HEADER.pack(MAGIC, block, len(payload), zlib.crc32(payload))
-        prefix = self.header(block) if start == 0 else b""
-        data = prefix + head + payload
-        try:
-            written = 0
-            while written < len(data):
-                written += os.write(self.writing, data[written:])
-        except OSError as error:
-            os.ftruncate(self.writing, start)
-            if error.errno != errno.ENOSPC:
-                raise
-            raise OSError(
-                errno.ENOSPC,
-                f"disk full: the replay in {self.folder} needs {len(data)} more bytes; free space "
-                f"or lower replay.capacity, then run the same command to resume",
-            ) from None
-        self.offsets.append(start + len(prefix) + HEADER.size)
-        self.lengths.append(len(payload))
-        return len(data)
+            if block == 0:
+                # A run that ended before its first checkpoint starts over in the same folder.
+                for path in self.files().values():
+                    path.unlink()
+            flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | (os.O_TRUNC if fresh else 0)
+            self.writing = os.open(self.path(block), flags, 0o644)
+        return os.fstat(self.writing).st_size
 
-    def read(self, block: int) -> Block:
-        """Decode a block. Raises ValueError when what is on disk is not what was written."""
+    def write(self, data: bytes, start: int) -> None:
+        assert self.writing is not None
+        try:
+            written = os.write(self.writing, data)
+            while written < len(data):  # a nearly full disk takes a part, then says no
+                written += os.write(self.writing, data[written:])
+        except OSError:
+            os.ftruncate(self.writing, start)
+            raise
+        self.bytes += len(data)
+
+    def place(self, block: int) -> tuple[Path, int, int]:
+        """File, offset and bytes of a block and its header. Raises ValueError when it is gone."""
         index = block - self.base
-        path = self.path(block)
+        if not 0 <= index < len(self.offsets):
+            raise ValueError(
+                f"{self.folder}: block {block} of stream {self.stream} is not there, only "
+                f"{self.base} to {self.end - 1}; name the windows still to be read in `collect`"
+            )
+        size = HEADER.size + self.lengths[index]
+        return self.path(block), self.offsets[index] - HEADER.size, size
+
+    def read(self, block: int, place: tuple[Path, int, int]) -> Block:
+        """Decode a block. Raises ValueError when what is on disk is not what was written."""
+        path, offset, size = place
         with path.open("rb", buffering=0) as file:
-            head_at = self.offsets[index] - HEADER.size
-            data = os.pread(file.fileno(), HEADER.size + self.lengths[index], head_at)
-        magic, number, length, crc = HEADER.unpack_from(data)
+            data = os.pread(file.fileno(), size, offset)
         payload = data[HEADER.size :]
-        if (
-            magic != MAGIC
-            or number != block
-            or length != len(payload)
-            or zlib.crc32(payload) != crc
-        ):
-            raise ValueError(f"{path}: block {block} is damaged")
+        expected = HEADER.pack(MAGIC, block, size - HEADER.size, zlib.crc32(payload))
+        if len(data) < size or data[: HEADER.size] != expected:
+            raise ValueError(
+                f"{path}: block {block} is damaged; restore this file from a copy, or start anew "
+                "in another folder"
+            )
         return self.layout.decode(payload)
 
     def flush(self) -> None:
@@ -165,60 +206,71 @@ class Segments:
             self.writing = None
 
     def restore(self, first: int, end: int) -> None:
-        """Index blocks first..end - 1 from disk, by their headers, and delete what came later.
+        """Index what is on disk up to block `end`, by the headers, and delete what came later.
 
-        Raises ValueError when a block is missing or the fields on disk are others.
+        Raises ValueError, before anything is deleted, when one of the blocks from `first` on is
+        missing or the fields on disk are others.
         """
         self.close()
         self.base, self.offsets, self.lengths = end, array("Q"), array("I")
-        pattern = f"stream{self.stream:04d}-*.blocks"
-        found = {int(p.stem.split("-")[1]): p for p in self.folder.glob(pattern)}
-        start = first - first % BLOCKS_PER_SEGMENT
-        for number, path in sorted(found.items()):
-            if number >= end:
-                path.unlink()
-            elif number >= start:
-                self.index(path, number, end)
-        have = range(self.base, self.end)
-        if end > first and (first not in have or self.end != end):
+        sizes = {}
+        for number, path in self.files().items():
+            if number < end:
+                if number != self.end:  # the first file, or the first behind a gap
+                    self.base, self.offsets, self.lengths = number, array("Q"), array("I")
+                sizes[path] = self.index(path, number, end)
+        if self.end != end or self.base > min(first, end - end % BLOCKS_PER_SEGMENT):
             raise ValueError(
                 f"{self.folder}: stream {self.stream} should hold blocks {first} to {end - 1}, "
-                f"but {have.start} to {have.stop - 1} are there; the replay is incomplete"
+                f"but {self.base} to {self.end - 1} are there; the replay is incomplete, restore "
+                "its files from a copy or start anew in another folder"
             )
+        for number, path in self.files().items():
+            if number < self.base or number >= end:
+                path.unlink()
+            else:
+                os.truncate(path, sizes[path])
+        self.bytes = sum(sizes[path] for number, path in self.files().items())
 
-    def index(self, path: Path, number: int, end: int) -> None:
+    def index(self, path: Path, number: int, end: int) -> int:
+        """Append the whole blocks of a file to the index, by seeking; returns where they end."""
         size = path.stat().st_size
         with path.open("rb") as file:
-            (length,) = struct.unpack("<I", file.read(4))
-            header = json.loads(file.read(length))
-            fields = {key: tuple(map(str, value)) for key, value in header["fields"].items()}
-            ours = {key: tuple(map(str, value)) for key, value in self.layout.describe().items()}
-            if fields != ours:
-                differ = sorted(k for k in {*fields, *ours} if fields.get(k) != ours.get(k))
-                raise ValueError(
-                    f"{path} holds other fields than this run: {', '.join(differ)} differ"
-                )
-            if not len(self.offsets):
-                self.base = number
-            offset, block = 4 + length, number
-            while block < end and offset + HEADER.size <= size:
+            offset = self.check_header(path, file)
+            for block in range(number, min(end, number + BLOCKS_PER_SEGMENT)):
                 file.seek(offset)
-                magic, found, length, _ = HEADER.unpack(file.read(HEADER.size))
-                whole = offset + HEADER.size + length <= size
-                if magic != MAGIC or found != block or not whole:
+                head = file.read(HEADER.size)
+                if len(head) < HEADER.size:
+                    break
+                magic, found, length, _ = HEADER.unpack(head)
+                if (magic, found) != (MAGIC, block) or offset + HEADER.size + length > size:
                     break
                 self.offsets.append(offset + HEADER.size)
                 self.lengths.append(length)
                 offset += HEADER.size + length
-                block += 1
-        if offset < size:
-            os.truncate(path, offset)
+        return offset
+
+    def check_header(self, path: Path, file: BinaryIO) -> int:
+        """Where the blocks of a file start. Keys of the header that are not known are ignored."""
+        try:
+            (length,) = struct.unpack("<I", file.read(4))
+            header = json.loads(file.read(length))
+        except (struct.error, ValueError) as error:
+            raise ValueError(f"{path} is damaged: its header cannot be read") from error
+        if (header["version"], header["block"]) != (VERSION, BLOCK):
+            raise ValueError(
+                f"{path} has format {header['version']} with blocks of {header['block']} steps; "
+                f"this version reads format {VERSION} with blocks of {BLOCK}"
+            )
+        self.layout.check(header["fields"], path)
+        return 4 + length
 
     def drop_before(self, block: int) -> None:
         """Delete the segments whose blocks are all below `block`."""
         while self.base + BLOCKS_PER_SEGMENT <= min(block, self.end):
-            count = BLOCKS_PER_SEGMENT - self.base % BLOCKS_PER_SEGMENT
-            self.path(self.base).unlink(missing_ok=True)
-            del self.offsets[:count]
-            del self.lengths[:count]
-            self.base += count
+            path = self.path(self.base)
+            self.bytes -= path.stat().st_size
+            path.unlink()
+            del self.offsets[:BLOCKS_PER_SEGMENT]
+            del self.lengths[:BLOCKS_PER_SEGMENT]
+            self.base += BLOCKS_PER_SEGMENT

@@ -11,11 +11,13 @@ from replay.blocks import Fields, Layout
 
 # zstd on frames of a maze seen by a trained agent; most other images compress better.
 IMAGE_RATIO = 3.4
-RESERVE = 0.05
+# Left free for checkpoints and logs: bytes, or a share of what is free where that is more.
+RESERVE_BYTES, RESERVE_SHARE = 2e9, 0.05
+FEWEST = 10_000  # steps; with less than this nothing is learned
 
 
 def bytes_per_step(fields: Fields) -> float:
-    """Bytes on disk of one step."""
+    """Bytes on disk of one step, projected."""
     layout = Layout(fields)
     images = sum(int(np.prod(layout.fields[key][1])) for key in layout.images)
     return layout.plain.itemsize + images / IMAGE_RATIO
@@ -24,26 +26,27 @@ def bytes_per_step(fields: Fields) -> float:
 def fit_capacity(
     folder: Path, fields: Fields, capacity: int, explicit: bool, steps: int
 ) -> tuple[int, str]:
-    """The capacity to use and a line that explains it.
+    """The capacity to use and a line that explains it, for a run of `steps` decisions.
 
-    A capacity that the user gave and that cannot be met raises ValueError; the default one shrinks
-    to what fits. The run never needs more than its own steps.
+    The default capacity shrinks to what fits on the disk of `folder`, which must exist. Raises
+    ValueError when a capacity that the user gave (`explicit`) cannot be met, or when hardly
+    anything fits. The run never needs more than its own steps.
     """
-    free = int(shutil.disk_usage(folder).free * (1 - RESERVE))
+    free = shutil.disk_usage(folder).free
+    usable = max(0, int(free - max(RESERVE_BYTES, RESERVE_SHARE * free)))
     each = bytes_per_step(fields)
     # Episodes add one step each to the decisions that are counted; 10 % is ample.
     wanted = min(capacity, int(steps * 1.1) + 1000)
-    need = wanted * each
+    fitting = int(usable / each)
     line = (
-        f"replay: {wanted:,} steps of {each:,.0f} bytes are {need / 1e9:.1f} GB, "
-        f"{free / 1e9:.1f} GB of disk are free"
+        f"replay: {wanted:,} steps of {each:,.0f} bytes are {wanted * each / 1e9:.1f} GB; "
+        f"{usable / 1e9:.1f} GB of the disk of {folder} can be used"
     )
-    if need <= free:
+    if wanted <= fitting:
         return capacity, line
-    if explicit:
+    if explicit or fitting < FEWEST:
         raise ValueError(
-            f"{line}: replay.capacity {capacity:,} cannot be met; free space, choose another "
-            f"--logdir, or set --replay.capacity {int(free / each):,} or less"
+            f"{line}. That is not enough: free space, choose another --logdir, or lower "
+            f"--replay.capacity (what fits: {fitting:,} steps)"
         )
-    fitting = int(free / each)
     return fitting, f"{line}; the capacity is lowered to {fitting:,} steps"

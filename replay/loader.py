@@ -1,4 +1,8 @@
-"""Batches ahead of time: indices are drawn at a fixed point of the loop, threads only decode."""
+"""Batches ahead of time: indices are drawn at a fixed point of the loop, threads only decode.
+
+So what is trained on does not depend on how fast the threads are, and a resumed run, which reads
+the positions that were waiting once more, gets the same batches bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +10,6 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -14,7 +17,7 @@ from replay.replay import Draw, Replay
 
 
 class Loader:
-    """`next(update)` gives the batch of that update, and draws that of the one after it."""
+    """`next(update)` gives the batch of that update and draws that of `update + depth`."""
 
     def __init__(
         self,
@@ -24,34 +27,37 @@ class Loader:
         key: tuple[int, int],
         device: torch.device,
         threads: int = 2,
+        depth: int = 1,
     ):
         """`key` (seed, rank) and the number of the update decide what is drawn."""
         self.replay, self.batch, self.length, self.key = replay, batch, length, key
-        self.device = device
+        self.device, self.depth = device, depth
         self.threads = ThreadPoolExecutor(threads, "replay")
-        self.waiting: deque[tuple[int, Draw, Future]] = deque()
+        self.waiting: deque[tuple[int, Draw, Future[dict[str, Tensor]]]] = deque()
 
     def next(self, update: int) -> dict[str, Tensor]:
         """The batch (B, T, ...) of `update` on the device. Raises what decoding raised."""
-        if not self.waiting:
-            self.begin(update)
+        while len(self.waiting) <= self.depth:
+            self.begin(update + len(self.waiting))
         number, _, future = self.waiting.popleft()
         assert number == update, f"batch {number} is next, not {update}"
-        self.begin(update + 1)
-        batch = {key: torch.from_numpy(value) for key, value in future.result().items()}
-        if self.device.type == "cuda":
-            return {k: v.pin_memory().to(self.device, non_blocking=True) for k, v in batch.items()}
-        return batch
+        batch = future.result()
+        return {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
 
     def begin(self, update: int) -> None:
         self.submit(update, self.replay.draw(self.batch, self.length, (*self.key, 0, update)))
 
     def submit(self, update: int, draw: Draw) -> None:
-        future: Future[dict[str, np.ndarray]] = self.threads.submit(self.replay.read, draw)
-        self.waiting.append((update, draw, future))
+        self.waiting.append((update, draw, self.threads.submit(self.read, draw)))
+
+    def read(self, draw: Draw) -> dict[str, Tensor]:
+        batch = {key: torch.from_numpy(value) for key, value in self.replay.read(draw).items()}
+        if self.device.type == "cuda":
+            return {key: value.pin_memory() for key, value in batch.items()}
+        return batch
 
     def state(self) -> dict[str, Any]:
-        """Draws that are waiting, after their decoding has finished."""
+        """Draws that are waiting. Their decoding has ended, so `Replay.collect` may follow."""
         for _, _, future in self.waiting:
             future.exception()
         return {
@@ -62,11 +68,12 @@ class Loader:
         }
 
     @staticmethod
-    def positions(state: dict[str, Any]) -> list[list[int]]:
+    def positions(state: dict[str, Any]) -> list[tuple[int, int]]:
         """(stream, start) of every window that a state waits for."""
-        return [pair for _, pairs in state["waiting"] for pair in pairs]
+        return [(stream, start) for _, pairs in state["waiting"] for stream, start in pairs]
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Read again what was waiting; after the `restore` of the replay."""
         self.waiting.clear()
         for update, pairs in state["waiting"]:
             positions = [(stream, start) for stream, start in pairs]

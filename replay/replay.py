@@ -2,12 +2,13 @@
 
 Steps are appended to a tail of up to 32 in RAM; full blocks go to disk. A sample is T consecutive
 steps of one stream, at any position, joins between episodes included (marked by `is_first`).
-Sampling is a pure function of a key, eviction is logical (a file goes when no kept state needs
-it), and `state` and `restore` roll the buffer back to a checkpoint exactly.
+Sampling is a pure function of a key and of the contents, eviction is logical (a file goes when no
+kept state needs it), and `state` and `restore` roll the buffer back to a checkpoint exactly.
 """
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ import numpy as np
 
 from replay.blocks import BLOCK, Block, Fields, Layout, Segments
 
-ONLINE_LIMIT = 1000
+ONLINE_LIMIT = 1000  # fresh windows that wait at most; the oldest are given up
 
 
 @dataclass
@@ -41,7 +42,11 @@ class Replay:
         disk_bytes: int | None = None,
         online: bool = True,
     ):
-        """`fields`: name -> (dtype, shape) of a record; `capacity` in steps over all streams."""
+        """One folder per process; what is in it counts only after `restore`.
+
+        fields: name -> (dtype, shape) of one step; capacity: steps over all streams; ram_bytes:
+        for decoded blocks; disk_bytes: for the blocks that can be sampled; online: see `draw`.
+        """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.layout = folder, Layout(fields)
         self.capacity, self.disk_bytes, self.online = capacity, disk_bytes, online
@@ -54,9 +59,10 @@ class Replay:
         self.live_bytes = 0
         self.fresh: deque[tuple[int, int]] = deque()
         self.next_fresh = [0] * streams
+        # Guards the cache and the index of the files, which a thread that decodes looks into.
+        self.lock = threading.Lock()
         self.cache: OrderedDict[tuple[int, int], Block] = OrderedDict()
         self.ram_blocks = max(2, ram_bytes // (BLOCK * self.layout.step_bytes))
-        self.lock = threading.Lock()
 
     def __len__(self) -> int:
         """Steps that can be sampled."""
@@ -64,40 +70,53 @@ class Replay:
 
     @property
     def added(self) -> int:
+        """Steps ever added."""
         return sum(self.count)
 
-    def add(self, streams: np.ndarray, record: dict[str, np.ndarray]) -> None:
-        """Append one step to each of `streams`; every array of `record` is (n, ...).
+    @property
+    def bytes(self) -> int:
+        """Bytes of all files, with those that only a kept state still needs."""
+        return sum(segments.bytes for segments in self.segments)
 
-        Raises OSError when the disk is full; what was stored before stays good.
+    def add(self, streams: np.ndarray, record: dict[str, np.ndarray]) -> None:
+        """Append one step to each of `streams`, (n,) ints; every array of `record` is (n, ...).
+
+        Raises OSError when the disk is full. The step that did not fit and the rows behind it are
+        then not part of the replay; everything before stays good.
         """
-        for row, stream in enumerate(np.asarray(streams).tolist()):
-            tail = self.tails[stream]
-            place = self.count[stream] % BLOCK
-            plain = tail["plain"][place]
-            for key in self.layout.plain.names:
-                plain[key] = record[key][row]
+        ids = np.asarray(streams).tolist()
+        rows = np.empty(len(ids), self.layout.plain)
+        for key, (_, shape) in self.layout.fields.items():
+            assert np.shape(record[key]) == (len(ids), *shape), (key, np.shape(record[key]), shape)
+            if key not in self.layout.images:
+                rows[key] = record[key]
+        for row, stream in enumerate(ids):
+            tail, place = self.tails[stream], self.count[stream] % BLOCK
+            tail["plain"][place] = rows[row]
             for key in self.layout.images:
                 tail[key][place] = record[key][row]
-            self.count[stream] += 1
             if place == BLOCK - 1:
                 self.finish_block(stream)
+            self.count[stream] += 1
+        self.evict()
 
     def finish_block(self, stream: int) -> None:
-        segments = self.segments[stream]
-        segments.append(self.layout.encode(self.tails[stream]))
-        block = segments.end - 1
+        segments, tail = self.segments[stream], self.tails[stream]
+        segments.append(self.layout.encode(tail))
         self.live_bytes += segments.lengths[-1]
         self.order.append(stream)
-        self.remember((stream, block), self.tails[stream])
+        self.remember((stream, segments.end - 1), tail)
         self.tails[stream] = self.layout.empty(BLOCK)
-        while len(self) > self.capacity or (self.disk_bytes and self.live_bytes > self.disk_bytes):
-            if len(self.order) <= 1:
-                break
-            oldest = self.order.popleft()
-            gone = self.first[oldest]
-            self.live_bytes -= self.segments[oldest].lengths[gone - self.segments[oldest].base]
-            self.first[oldest] += 1
+
+    def evict(self) -> None:
+        """Take the blocks that were finished first out of the range that can be sampled."""
+        while self.order and (
+            len(self) > self.capacity or (self.disk_bytes and self.live_bytes > self.disk_bytes)
+        ):
+            stream = self.order.popleft()
+            segments = self.segments[stream]
+            self.live_bytes -= segments.lengths[self.first[stream] - segments.base]
+            self.first[stream] += 1
 
     def remember(self, key: tuple[int, int], block: Block) -> None:
         with self.lock:
@@ -115,24 +134,26 @@ class Replay:
     ) -> Draw:
         """`count` windows of `length` steps, a function of `key` and of what is stored.
 
-        Uniform over all starts of all streams, but for at most half of them, which are fresh:
-        consecutive windows of every stream, each drawn once, as soon as it is complete. Raises
+        `key` is (seed, ..., update). Windows are uniform over all starts of all streams, but for
+        the first rows, at most half of them, which are fresh: the consecutive windows of each
+        stream, each drawn once, soon after it is complete (the online queue of the public code of
+        DreamerV3, which does not bound its share). `online` overrides the constructor's. Raises
         ValueError when no stream is long enough.
         """
-        starts = np.array(
-            [
-                max(0, n - BLOCK * f - length + 1)
-                for n, f in zip(self.count, self.first, strict=True)
-            ]
-        )
-        if not starts.sum():
-            raise ValueError(f"no stream holds {length} consecutive steps yet")
+        stored = np.array(self.count) - BLOCK * np.array(self.first)
+        starts = np.maximum(stored - length + 1, 0)
+        edges = np.cumsum(starts)
+        if not edges[-1]:
+            raise ValueError(
+                f"no stream holds {length} consecutive steps (the longest holds {stored.max()}); "
+                "add more steps or draw shorter windows"
+            )
         positions = []
         if self.online if online is None else online:
-            positions = self.fresh_windows((count + 1) // 2, length)
-        random = np.random.Generator(np.random.Philox(np.random.SeedSequence(list(key))))
-        index = random.integers(starts.sum(), size=count - len(positions))
-        edges = np.cumsum(starts)
+            positions = self.fresh_windows(count // 2, length)
+        # The number of keys is one of them, since a seed sequence does not see zeros at its end.
+        random = np.random.Generator(np.random.Philox(np.random.SeedSequence([len(key), *key])))
+        index = random.integers(edges[-1], size=count - len(positions))
         stream = np.searchsorted(edges, index, side="right")
         offset = index - (edges - starts)[stream]
         for s, start in zip(stream.tolist(), offset.tolist(), strict=True):
@@ -149,7 +170,7 @@ class Replay:
         out: list[tuple[int, int]] = []
         while self.fresh and len(out) < most:
             stream, start = self.fresh.popleft()
-            if start >= BLOCK * self.first[stream]:
+            if BLOCK * self.first[stream] <= start <= self.count[stream] - length:
                 out.append((stream, start))
         return out
 
@@ -157,14 +178,17 @@ class Replay:
         """A Draw of given positions; copies the tails, so that it can be read later."""
         draw = Draw(positions, length)
         for stream, start in positions:
-            block = self.count[stream] // BLOCK
+            block, rows = divmod(self.count[stream], BLOCK)
             if start + length > block * BLOCK and (stream, block) not in draw.tails:
-                tail = self.tails[stream]
-                draw.tails[stream, block] = {key: value.copy() for key, value in tail.items()}
+                tail = self.tails[stream].items()
+                draw.tails[stream, block] = {key: value[:rows].copy() for key, value in tail}
         return draw
 
     def read(self, draw: Draw) -> dict[str, np.ndarray]:
-        """The steps of a draw, every array (B, T, ...). Safe beside `add` in another thread."""
+        """The steps of a draw, every array (B, T, ...). Safe beside `add` in another thread.
+
+        Raises ValueError when a block is damaged or gone.
+        """
         length = draw.length
         out = self.layout.empty(len(draw.positions), length)
         for row, (stream, start) in enumerate(draw.positions):
@@ -186,7 +210,8 @@ class Replay:
             if cached is not None:
                 self.cache.move_to_end((stream, block))
                 return cached
-        decoded = self.segments[stream].read(block)
+            place = self.segments[stream].place(block)
+        decoded = self.segments[stream].read(block, place)
         self.remember((stream, block), decoded)
         return decoded
 
@@ -194,7 +219,7 @@ class Replay:
         return {
             "steps": len(self),
             "added": self.added,
-            "disk_gb": self.live_bytes / 1e9,
+            "disk_gb": self.bytes / 1e9,
             "cache_gb": len(self.cache) * BLOCK * self.layout.step_bytes / 1e9,
         }
 
@@ -202,10 +227,16 @@ class Replay:
         """Make every full block durable; called before a checkpoint that refers to it."""
         for segments in self.segments:
             segments.flush()
+        folder = os.open(self.folder, os.O_RDONLY)
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs: counts, order of the blocks, fresh windows and the tails."""
         return {
+            "fields": self.layout.describe(),
             "count": list(self.count),
             "first": list(self.first),
             "order": np.array(self.order, np.int32),
@@ -221,12 +252,16 @@ class Replay:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Back to `state`: what was appended later is deleted.
+        """Back to `state`: what was appended later is deleted. No read may be under way.
 
         Raises ValueError when the files are incomplete or hold other fields.
         """
         if len(state["count"]) != self.streams:
-            raise ValueError(f"the state has {len(state['count'])} streams, not {self.streams}")
+            raise ValueError(
+                f"{self.folder} was recorded with {len(state['count'])} environments, this run has "
+                f"{self.streams}; use the same number or start in a new folder"
+            )
+        self.layout.check(state["fields"], self.folder)
         self.count, self.first = list(state["count"]), list(state["first"])
         self.order = deque(np.asarray(state["order"]).tolist())
         self.fresh = deque((int(s), int(start)) for s, start in state["fresh"])
@@ -234,24 +269,28 @@ class Replay:
         self.cache.clear()
         self.live_bytes = 0
         for stream, segments in enumerate(self.segments):
-            # Windows that the loader had drawn may begin before the first live block.
-            segments.restore(self.first[stream], self.count[stream] // BLOCK)
-            live = segments.lengths[self.first[stream] - segments.base :]
-            self.live_bytes += sum(live)
+            blocks, rows = divmod(self.count[stream], BLOCK)
+            segments.restore(self.first[stream], blocks)
+            self.live_bytes += sum(segments.lengths[self.first[stream] - segments.base :])
             tail = self.layout.empty(BLOCK)
-            rows = self.count[stream] % BLOCK
             for key, raw in state["tails"][stream].items():
-                kind = self.layout.plain if key == "plain" else np.dtype(np.uint8)
-                value = np.frombuffer(np.asarray(raw).tobytes(), kind)
-                tail[key][:rows] = value.reshape(tail[key][:rows].shape)
+                value = np.frombuffer(np.asarray(raw).tobytes(), tail[key].dtype)
+                tail[key][:rows] = value.reshape(rows, *tail[key].shape[1:])
             self.tails[stream] = tail
 
-    def collect(self, states: list[dict[str, Any]], drawn: list[list[Any]] | None = None) -> None:
-        """Delete the files that no kept state refers to; `drawn` holds (stream, start) pairs."""
-        for stream, segments in enumerate(self.segments):
-            needed = [self.first[stream], *(state["first"][stream] for state in states)]
-            needed += [start // BLOCK for s, start in drawn or [] if s == stream]
-            segments.drop_before(min(needed))
+    def collect(
+        self, states: list[dict[str, Any]], drawn: list[tuple[int, int]] | None = None
+    ) -> None:
+        """Delete the files that nothing refers to: neither this replay, nor the kept `states`,
+        nor the windows `drawn`, (stream, start) each, that are still to be read."""
+        needed = list(self.first)
+        for state in states:
+            needed = [min(pair) for pair in zip(needed, state["first"], strict=True)]
+        for stream, start in drawn or []:
+            needed[stream] = min(needed[stream], start // BLOCK)
+        with self.lock:
+            for segments, block in zip(self.segments, needed, strict=True):
+                segments.drop_before(block)
 
     def close(self) -> None:
         for segments in self.segments:

@@ -16,24 +16,9 @@ from agent.evaluate import evaluate, interval, shares
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
-    "--size",
-    "debug",
-    "--precision",
-    "float32",
-    "--device",
-    "cpu",
-    "--threads",
-    "1",
-    "--batch.size",
-    "2",
-    "--batch.length",
-    "16",
-    "--behaviour.horizon",
-    "3",
-    "--loop.train_ratio",
-    "8",
-    "--log.every",
-    "0.2",
+    *("--size", "debug", "--precision", "float32", "--device", "cpu", "--threads", "1"),
+    *("--batch.size", "2", "--batch.length", "16", "--behaviour.horizon", "3"),
+    *("--loop.train_ratio", "8", "--log.every", "0.2"),
 ]
 
 

@@ -1,0 +1,123 @@
+"""Batches ahead of time are the same as batches in time."""
+
+import pickle
+import time
+
+import pytest
+import torch
+
+from replay.loader import Loader
+
+CPU = torch.device("cpu")
+
+
+def run(counter, replay, loader, updates):
+    """Batches of `updates`, a few records being added before each."""
+    out = []
+    for update in updates:
+        counter.fill(replay, 3)
+        out.append(loader.next(update))
+    return out
+
+
+def same(left, right):
+    return all(torch.equal(a[key], b[key]) for a, b in zip(left, right, strict=True) for key in a)
+
+
+def test_a_batch_is_tensors_of_consecutive_steps(image_counter):
+    replay = image_counter.make()
+    image_counter.fill(replay, 100)
+    loader = Loader(replay, 4, 20, (0, 0), CPU)
+    expected = replay.draw(4, 20, (0, 0, 0, 0), online=False)
+    replay.online = False
+    batch = loader.next(0)
+    assert batch["image"].shape == (4, 20, 8, 8, 3)
+    assert batch["image"].dtype == torch.uint8
+    image_counter.check(replay, expected, {key: value.numpy() for key, value in batch.items()})
+    loader.close()
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_batches_do_not_depend_on_how_slow_the_threads_are(counter, tmp_path, depth, monkeypatch):
+    runs = []
+    for index, delay in enumerate((0.0, 0.01)):
+        replay = counter.make(folder=tmp_path / str(index), capacity=400)
+        counter.fill(replay, 100)
+        loader = Loader(replay, 4, 20, (0, 0), CPU, depth=depth)
+        read = replay.read
+        monkeypatch.setattr(
+            replay, "read", lambda draw, read=read, delay=delay: (time.sleep(delay), read(draw))[1]
+        )
+        runs.append(run(counter, replay, loader, range(20)))
+        loader.close()
+    assert same(*runs)
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_resumed_loader_gives_the_same_batches(counter, depth):
+    replay = counter.make(capacity=400, ram_bytes=0)
+    counter.fill(replay, 100)
+    loader = Loader(replay, 4, 20, (0, 0), CPU, depth=depth)
+    run(counter, replay, loader, range(10))
+    state = pickle.loads(pickle.dumps((replay.state(), loader.state())))
+    assert [update for update, _ in state[1]["waiting"]] == list(range(10, 10 + depth))
+    assert len(Loader.positions(state[1])) == 4 * depth
+    expected = run(counter, replay, loader, range(10, 90))
+    replay.collect([state[0]], Loader.positions(state[1]))
+    loader.close()
+    replay.close()
+
+    replay = counter.make(capacity=400, ram_bytes=0)
+    replay.restore(state[0])
+    loader = Loader(replay, 4, 20, (0, 0), CPU, depth=depth)
+    loader.restore(state[1])
+    assert same(expected, run(counter, replay, loader, range(10, 90)))
+    loader.close()
+
+
+def test_ranks_and_seeds_draw_differently(counter):
+    replay = counter.make(online=False)
+    counter.fill(replay, 300)
+    starts = set()
+    for key in ((0, 0), (0, 1), (1, 0)):
+        loader = Loader(replay, 8, 20, key, CPU)
+        starts.add(tuple(loader.next(0)["vector"][:, 0, 1].tolist()))
+        loader.close()
+    assert len(starts) == 3
+
+
+def test_what_goes_wrong_in_a_thread_is_raised_by_next(counter):
+    replay = counter.make(ram_bytes=0)
+    counter.fill(replay, 200)
+    for segments in replay.segments:
+        path = segments.path(0)
+        path.write_bytes(b"\0" * path.stat().st_size)
+    loader = Loader(replay, 4, 100, (0, 0), CPU)
+    with pytest.raises(ValueError, match="is damaged"):
+        loader.next(0)
+    loader.close()
+
+
+def test_updates_are_asked_for_in_order(counter):
+    replay = counter.make()
+    counter.fill(replay, 100)
+    loader = Loader(replay, 4, 20, (0, 0), CPU)
+    loader.next(5)
+    with pytest.raises(AssertionError, match="batch 6 is next, not 8"):
+        loader.next(8)
+    loader.close()
+
+
+@pytest.mark.gpu
+def test_a_batch_arrives_on_the_device_unchanged(image_counter):
+    replay = image_counter.make(online=False)
+    image_counter.fill(replay, 100)
+    loader = Loader(replay, 4, 20, (0, 0), torch.device("cuda"))
+    for update in range(20):
+        draw = replay.draw(4, 20, (0, 0, 0, update))
+        batch = loader.next(update)
+        assert batch["image"].device.type == "cuda"
+        image_counter.check(
+            replay, draw, {key: value.cpu().numpy() for key, value in batch.items()}
+        )
+    loader.close()
