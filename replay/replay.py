@@ -24,7 +24,7 @@ ONLINE_LIMIT = 1000  # fresh windows that wait at most; the oldest are given up
 
 @dataclass
 class Draw:
-    """Where the windows of a batch lie, with copies of the unfinished tails they reach into."""
+    """Where the windows of a batch lie, with the unfinished tails they reach into."""
 
     positions: list[tuple[int, int]]  # (stream, first step)
     length: int
@@ -175,13 +175,14 @@ class Replay:
         return out
 
     def locate(self, positions: list[tuple[int, int]], length: int) -> Draw:
-        """A Draw of given positions; copies the tails, so that it can be read later."""
+        """A Draw of given positions; holds on to the tails, so that it can be read later."""
         draw = Draw(positions, length)
         for stream, start in positions:
             block, rows = divmod(self.count[stream], BLOCK)
             if start + length > block * BLOCK and (stream, block) not in draw.tails:
                 tail = self.tails[stream].items()
-                draw.tails[stream, block] = {key: value[:rows].copy() for key, value in tail}
+                # No copy: rows once written never change, and every block gets arrays of its own.
+                draw.tails[stream, block] = {key: value[:rows] for key, value in tail}
         return draw
 
     def read(self, draw: Draw) -> dict[str, np.ndarray]:

@@ -69,6 +69,7 @@ def test_rollback_deletes_the_files_of_later_segments(counter):
     assert len(segment_files(counter)) == 3
     replay.restore(state)
     assert segment_files(counter) == ["stream0000-000000000.blocks"]
+    assert not replay.cache  # what it held was rolled back as well
     counter.fill(replay, 2000)
     counter.check(replay, replay.draw(64, 100, (0, 0, 0)))
     assert replay.bytes == sum(path.stat().st_size for path in counter.folder.iterdir())
