@@ -119,7 +119,9 @@ def choose_envs(config: Config, cheap: bool) -> tuple[Config, str]:
         cores = len(os.sched_getaffinity(0))
         suite = next((name for name in ENV_RAM if config.task.startswith(name)), "")
         room = int(psutil.virtual_memory().available * 0.5 / ENV_RAM.get(suite, OTHER_ENV_RAM))
-        count = 1 if processes == "no" else max(1, min(2 * cores, room, 40))
+        # On a CPU the learner needs the cores too, and few streams fill long windows sooner.
+        most = cores if config.device == "cpu" else 2 * cores
+        count = 1 if processes == "no" else max(1, min(most, room, 40))
         why = f"{cores} cores, RAM for {room}" if processes == "yes" else "cheap, in this process"
     env = dataclasses.replace(env, count=count, processes=processes)
     return dataclasses.replace(config, env=env), f"environments {count}: {why}"

@@ -136,7 +136,7 @@ def test_other_settings_in_the_same_folder_are_refused_with_a_diff(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--task", "memory_maze_10x10"), "suite memory_maze has 9x9"),
+        (("--task", "memory_maze_10x10"), "9x9"),
         (("--task", "gym_CartPole-v9"), "CartPole"),
         (("--task", "memry_maze_9x9"), "did you mean memory_maze_"),
         (("--core", "s4m"), "did you mean 's3m'"),

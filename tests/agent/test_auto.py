@@ -1,0 +1,60 @@
+"""Automatic choices: what is asked for is never changed, and a CPU gets what it can train."""
+
+import dataclasses
+
+from agent import auto
+from agent.update import Update
+from envs.env import Space
+
+OBS, ACT = {"vector": Space("vector", (3,))}, Space("discrete", (1,), (3,))
+
+
+def cpu(config, **changes):
+    return dataclasses.replace(config, device="cpu", threads=1, size="auto", **changes)
+
+
+def test_a_slow_cpu_shrinks_width_then_batch_then_length_to_no_less_than_256(tiny, monkeypatch):
+    config = cpu(tiny())
+    batch = dataclasses.replace(config.batch, size=4, length=1024)
+    config = dataclasses.replace(config, batch=batch)
+    for each, size, rows, length in (
+        (1e-4, "12m", 4, 1024),  # 0.4 s an update of the largest: nothing shrinks
+        (1e-3, "1m", 1, 1024),  # 4 s: the width, then the batch to 2 x 1024 = 2.05 s and below
+        (5e-3, "1m", 1, 256),  # still 5 s at 1 x 1024: the length, to 1.28 s
+        (1e-1, "1m", 1, 256),  # and no further
+    ):
+        monkeypatch.setattr(auto, "seconds", lambda u, b, p, each=each: each * b["reward"].numel())
+        chosen, why = auto.choose_size(config, set(), OBS, ACT)
+        assert (chosen.size, chosen.batch.size, chosen.batch.length) == (size, rows, length)
+        assert f"{length} steps" in why
+
+
+def test_what_the_user_gave_is_kept(tiny, monkeypatch):
+    config = cpu(tiny())
+    batch = dataclasses.replace(config.batch, size=4, length=1024)
+    config = dataclasses.replace(config, batch=batch)
+    monkeypatch.setattr(auto, "seconds", lambda *args: 1e6)
+    chosen, _ = auto.choose_size(config, {"batch.size", "batch.length"}, OBS, ACT)
+    assert (chosen.batch.size, chosen.batch.length) == (4, 1024)
+
+
+def test_bfloat16_must_be_faster_to_be_kept(tiny, monkeypatch):
+    config = dataclasses.replace(tiny(), precision="auto")
+    update = Update(config, OBS, ACT)
+    for times, best in (
+        ({"float32": 1.0, "bfloat16": 0.5}, "bfloat16"),
+        ({"float32": 1.0, "bfloat16": 0.97}, "float32"),
+    ):
+        monkeypatch.setattr(auto, "seconds", lambda u, b, precision, times=times: times[precision])
+        chosen, why = auto.choose_precision(config, update)
+        assert chosen.precision == best
+        assert "ms" in why
+
+
+def test_counting_flops_leaves_no_trace_and_scales_with_the_batch(tiny):
+    update = Update(tiny(), OBS, ACT)
+    before = {key: value.clone() for key, value in update.state_dict().items()}
+    one, two = auto.count_flops(update, 1, 32), auto.count_flops(update, 2, 32)
+    assert two == 2 * one > 0
+    assert all((before[key] == value).all() for key, value in update.state_dict().items())
+    assert all(param.grad is None for param in update.parameters())
