@@ -127,12 +127,13 @@ class WorldModel(nn.Module):
         keys = ("h", "x", "z", "post")
         steps: dict[str, list[Tensor]] = {key: [] for key in keys}
         states: dict[str, list[Tensor]] = {key: [] for key in state}
-        for t in range(projected.shape[1]):
-            first = is_first[:, t]
-            u = torch.cat([torch.where(first[:, None], 0.0, z), previous[:, t]], -1)
+        # unbind, not indexing: the gradient of one index is as large as the whole batch.
+        inputs = (value.unbind(1) for value in (projected, previous, is_first, noise))
+        for seen, action, first, random in zip(*inputs, strict=True):
+            u = torch.cat([torch.where(first[:, None], 0.0, z), action], -1)
             h, x, state = self.core.step(u, first, state, prepared)
-            post = self.log_probs(self.posterior(projected[:, t], h))
-            z = latent.sample(post, noise[:, t]).flatten(-2)
+            post = self.log_probs(self.posterior(seen, h))
+            z = latent.sample(post, random).flatten(-2)
             for key, value in zip(keys, (h, x, z, post), strict=True):
                 steps[key].append(value)
             for key, value in state.items():
