@@ -11,8 +11,7 @@ Complex numbers are planar (real block, imaginary block): every product is a rea
 from the released code, with reasons: a reset replaces the state at its own step (theirs fires one
 step early); Re(lambda) is kept below -1e-4 (theirs is free and may grow without bound); C is drawn
 with variance 1/P as in S5 (theirs is sqrt(H) smaller), and B is divided by sqrt(dt), so that states
-start with unit variance: as released, a memory reaches h at a few percent of the current input, and
-a reward that depends on both is found far later (measured, see CHANGELOG.md).
+start with unit variance under white inputs (as released they start at about sqrt(dt)).
 """
 
 from __future__ import annotations
