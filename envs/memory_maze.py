@@ -28,7 +28,7 @@ def load_tasks() -> Any:
     if "memory_maze" not in sys.modules:
         spec = importlib.util.find_spec("memory_maze")
         if spec is None:
-            raise ImportError("memory_maze is not installed: pip install -e '.[memory_maze]'")
+            raise ImportError("memory_maze is not installed: pip install -e '.[memory-maze]'")
         package = types.ModuleType("memory_maze")
         package.__path__ = list(spec.submodule_search_locations or [])
         sys.modules["memory_maze"] = package

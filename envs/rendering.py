@@ -44,7 +44,7 @@ def pick_backend() -> str:
     A value that is already set is the only one tried. Raises RuntimeError with the line to type.
     """
     if importlib.util.find_spec("mujoco") is None:
-        raise RuntimeError("mujoco is not installed: pip install -e '.[memory_maze]'")
+        raise RuntimeError("mujoco is not installed: pip install -e '.[memory-maze]'")
     asked = os.environ.get("MUJOCO_GL")
     failures = []
     for backend in [asked] if asked else ["egl", "osmesa"]:

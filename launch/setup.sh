@@ -27,6 +27,8 @@ esac
 # Asked of pip, not of the folder: an interrupted start leaves a .venv without it.
 .venv/bin/python -m pip --version >/dev/null 2>&1 || "$python" -m venv .venv
 
+# The pip that comes with Python 3.10 searches for many minutes where a newer one needs seconds.
+.venv/bin/python -m pip install -q -U pip
 # Plain pip would take the newest torch, a CUDA build of several GB, on a machine without a GPU.
 if ! .venv/bin/python -c 'import torch' 2>/dev/null && ! command -v nvidia-smi >/dev/null; then
     .venv/bin/pip install -q torch==2.13.0
