@@ -100,7 +100,7 @@ def choose_device(config: Config) -> tuple[Config, str]:
     return dataclasses.replace(config, device=device), f"device {device}: what this machine has"
 
 
-def choose_threads(config: Config, cheap: bool) -> tuple[Config, str]:
+def choose_threads(config: Config) -> tuple[Config, str]:
     cores = len(os.sched_getaffinity(0))
     if config.threads:
         return config, f"threads {config.threads}: as asked"

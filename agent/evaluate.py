@@ -7,7 +7,6 @@ greedy and sampled actions apart. Prints a table and writes evaluation.json in t
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import math
 import sys
@@ -70,9 +69,10 @@ def evaluate(folder: Path, episodes: int, slots: int) -> dict[str, Any]:
     import torch
 
     from agent.checkpoint import Checkpoints
+    from agent.run import env_maker
     from agent.update import Update
     from configs import load as configs
-    from envs.make import cheap, make_env
+    from envs.make import cheap
     from envs.pool import EnvPool
 
     if not (folder / "config.yaml").exists():
@@ -81,14 +81,6 @@ def evaluate(folder: Path, episodes: int, slots: int) -> dict[str, Any]:
     published = Checkpoints(folder / "checkpoints").published()
     if not published:
         raise ValueError(f"{folder} holds no checkpoint yet")
-    env = config.env
-    make = functools.partial(
-        make_env,
-        config.task,
-        repeat=env.repeat,
-        time_limit=env.time_limit,
-        truncation=env.truncation,
-    )
     parts = Checkpoints.load(published[-1])
     out: dict[str, Any] = {
         "task": config.task,
@@ -98,7 +90,11 @@ def evaluate(folder: Path, episodes: int, slots: int) -> dict[str, Any]:
     }
     for mode in ("greedy", "sampled"):
         pool = EnvPool(
-            make, min(slots, episodes), config.seed, not cheap(config.task), purpose="eval"
+            env_maker(config),
+            min(slots, episodes),
+            config.seed,
+            not cheap(config.task),
+            purpose="eval",
         )
         try:
             update = Update(config, pool.obs_space, pool.act_space)

@@ -23,6 +23,7 @@ from agent.summary import model_summary
 from agent.update import Update
 from configs import load as configs
 from configs.schema import Config
+from envs.env import Env
 from envs.make import cheap, make_env, reset_ticks
 from envs.pool import EnvPool
 from replay.budget import fit_capacity
@@ -42,6 +43,18 @@ class RunError(ValueError):
 
 def default_logdir(config: Config) -> str:
     return config.logdir or f"logs/{config.task}-{config.core}-s{config.seed}"
+
+
+def env_maker(config: Config) -> functools.partial[Env]:
+    """A picklable function without arguments that builds the task's environment."""
+    env = config.env
+    return functools.partial(
+        make_env,
+        config.task,
+        repeat=env.repeat,
+        time_limit=env.time_limit,
+        truncation=env.truncation,
+    )
 
 
 def fields(pool: EnvPool) -> dict[str, tuple[Any, tuple[int, ...]]]:
@@ -118,18 +131,11 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
         print(f"resuming {folder} from {published[-1].name}", flush=True)
     else:
         config = note(auto.choose_device(config))
-        config = note(auto.choose_threads(config, cheap(config.task)))
+        config = note(auto.choose_threads(config))
         config = note(auto.choose_envs(config, cheap(config.task)))
     torch.set_num_threads(max(1, config.threads))
     seed_everything(config.seed)
-    env = config.env
-    make = functools.partial(
-        make_env,
-        config.task,
-        repeat=env.repeat,
-        time_limit=env.time_limit,
-        truncation=env.truncation,
-    )
+    env, make = config.env, env_maker(config)
     pool = EnvPool(
         make,
         env.count,
