@@ -25,6 +25,7 @@ class Actor:
         self.update, self.count, self.seed, self.purpose = update, count, seed, purpose
         self.device = update.return_range.device
         self.tick = 0
+        self.x_norm: Tensor | None = None  # norm (n,) of the hidden states of the last call
         with torch.inference_mode():
             self.carry = tree_map(torch.clone, update.world.initial(count))
 
@@ -43,6 +44,7 @@ class Actor:
         random = seeding.generator(self.seed, self.purpose, self.tick, self.device)
         noise = world.noise(len(ids), generator=random)
         latents, carry = world.step(seen, is_first, carry, noise)
+        self.x_norm = latents["x"].norm(dim=-1)
         out = self.update.actor(**latents)
         noise = policy.noise(world.bins, (len(ids),), random)
         carry["action"] = policy.mode(out) if greedy else policy.sample(out, noise)

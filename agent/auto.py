@@ -50,6 +50,7 @@ def fake_batch(
     out["reward"] = torch.randn(batch, length, generator=random)
     for key in ("is_first", "is_last", "is_terminal"):
         out[key] = torch.zeros(batch, length, dtype=torch.bool)
+    out["age"] = torch.arange(length, dtype=torch.int32).expand(batch, -1)
     return {key: value.to(device) for key, value in out.items()}
 
 

@@ -9,6 +9,7 @@ and `recv`, and comes back so that a resumed run on a CPU equals the uninterrupt
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 
 from agent import media, seeding
 from agent.actor import Actor
+from agent.ages import norm_by_age
 from agent.checkpoint import Checkpoints
 from agent.learner import Learner
 from agent.logger import Logger, Terminal
@@ -30,7 +32,7 @@ from replay.replay import Replay
 log = logging.getLogger("agent")
 
 HEARTBEAT = 30.0
-CONTEXT = 5
+LONGEST_CONTEXT = 64
 KEEP_FRAMES = 200
 
 
@@ -68,6 +70,7 @@ class Loop:
         self.lengths = np.zeros(count, np.int64)
         self.recent: deque[float] = deque(maxlen=100)
         self.window: deque[dict[str, torch.Tensor]] = deque(maxlen=100)
+        self.acted: deque[tuple[torch.Tensor, np.ndarray]] = deque(maxlen=1000)  # norm of x, age
         self.frames: list[np.ndarray] = []
         self.last_episode: np.ndarray | None = None
         self.stop: str | None = None
@@ -100,6 +103,7 @@ class Loop:
         self.agent_step += int((~obs["is_last"]).sum())
         self.returns[ids] += obs["reward"]
         self.lengths[ids] += ~obs["is_first"]
+        self.acted.append((self.actor.x_norm, obs["age"]))
         self.keep_frames(ids, obs)
         for row in np.flatnonzero(obs["is_last"]):
             self.finish_episode(int(ids[row]), {key: value[row] for key, value in obs.items()})
@@ -175,10 +179,18 @@ class Loop:
         if self.window:
             keys = self.window[0].keys()
             stacked = torch.stack(
-                [torch.stack([row[key].float() for row in self.window]).mean() for key in keys]
+                [torch.stack([row[key].float() for row in self.window]).nanmean() for key in keys]
             )
             metrics.update(zip(keys, stacked.tolist(), strict=True))
             self.window.clear()
+        if self.acted:
+            norms, ages = zip(*self.acted, strict=True)
+            age = torch.from_numpy(np.concatenate(ages))
+            acting = norm_by_age(torch.cat(norms).cpu(), age, "acting")
+            metrics.update((key, value.item()) for key, value in acting.items())
+            self.acted.clear()
+        # An age that was not seen since the last row has no norm.
+        metrics = {k: v for k, v in metrics.items() if k[:7] != "x_norm/" or math.isfinite(v)}
         metrics["rate/agent_steps"] = (self.agent_step - steps) / span
         metrics["rate/updates"] = (self.learner.updates - updates) / span
         metrics["env/restarts"] = self.pool.restarts
@@ -239,16 +251,17 @@ class Loop:
 
     def predict(self, step: int) -> None:
         batch = self.config.batch
-        length = min(batch.length, CONTEXT + max(media.HORIZONS))
+        context = max(1, min(batch.length // 4, LONGEST_CONTEXT))
+        length = min(batch.length, context + max(media.HORIZONS))
         key = (self.config.seed, 1, self.learner.updates)
-        drawn = self.replay.read(self.replay.draw(8, length, key, online=False))
+        drawn = self.replay.read(self.replay.draw(media.ROWS, length, key, online=False))
         device = self.actor.device
         tensors = {k: torch.from_numpy(v).to(device) for k, v in drawn.items()}
         random = seeding.generator(self.config.seed, "media", self.learner.updates, device)
-        truth, prediction = media.open_loop(self.actor.update, tensors, CONTEXT, random)
-        self.logger.row(self.axes(), media.errors(truth, prediction, CONTEXT))
-        self.logger.video("prediction", media.video(truth, prediction, CONTEXT), step)
-        self.logger.picture("prediction", media.strip(truth, prediction, CONTEXT), step)
+        truth, prediction = media.open_loop(self.actor.update, tensors, context, random)
+        self.logger.row(self.axes(), media.errors(truth, prediction, context))
+        self.logger.video("prediction", media.video(truth, prediction[0], context), step)
+        self.logger.picture("prediction", media.strip(truth, prediction[0], context), step)
 
     # -- what survives ----------------------------------------------------------------------
 

@@ -10,20 +10,28 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from agent.actor import tree_map
 from agent.update import Update
 from worldmodels import latent
 
 HORIZONS = (1, 5, 15, 45)
+ROWS = 16
+DRAWS = 4
+
+
+def repeat(value: Tensor) -> Tensor:
+    """(B, ...) to (DRAWS * B, ...)."""
+    return value.repeat(DRAWS, *[1] * (value.dim() - 1))
 
 
 @torch.no_grad()
 def open_loop(
     update: Update, batch: dict[str, Tensor], context: int, random: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Truth and prediction (B, T, H, W, C) in [0, 1] of the first image key.
+    """Truth (B, T, H, W, C) and DRAWS predictions (DRAWS, B, T, H, W, C) of the first image key.
 
-    The first `context` steps are reconstructions from posteriors; after them every z is drawn from
-    the prior. `batch` is as the replay gives it, (B, T, ...).
+    Pixels are in [0, 1]. The first `context` steps are reconstructions from posteriors; after them
+    every z is drawn from the prior. `batch` is as the replay gives it, (B, T, ...).
     """
     world = update.world
     action = update.policy.encode(batch["action"])
@@ -34,32 +42,44 @@ def open_loop(
         world.encoder(obs), action[:, :context], batch["is_first"][:, :context],
         world.initial(rows), noise,
     )  # fmt: skip
-    hs, zs = [seen["h"]], [seen["z"]]
-    state, z = carry["core"], carry["z"]
+    hs, zs = [repeat(seen["h"])], [repeat(seen["z"])]
+    state, z = tree_map(repeat, carry["core"]), repeat(carry["z"])
+    action, is_first = repeat(action), repeat(batch["is_first"])
     prepared = world.core.prepare()
     for t in range(context, length):
-        first = batch["is_first"][:, t]
+        first = is_first[:, t]
         u = torch.cat([z, action[:, t - 1]], -1)
         u = torch.where(first[:, None], 0.0, u)
         h, _, state = world.core.step(u, first, state, prepared)
-        noise = world.noise(rows, generator=random)
+        noise = world.noise(DRAWS * rows, generator=random)
         z = latent.sample(world.prior_log_probs(h), noise).flatten(-2)
         hs.append(h[:, None])
         zs.append(z[:, None])
     key = world.encoder.images[0]
-    prediction = world.decoder(torch.cat(hs, 1), torch.cat(zs, 1))[key]
+    h, z = (torch.cat(parts, 1).unflatten(0, (DRAWS, rows)) for parts in (hs, zs))
+    # One draw at a time: the decoder's activations are the largest tensors of all.
+    prediction = torch.stack([world.decoder(*pair)[key] for pair in zip(h, z, strict=True)])
     return batch[key].float() / 255, prediction
 
 
 def errors(truth: Tensor, prediction: Tensor, context: int) -> dict[str, float]:
-    """Mean squared error a pixel at each horizon: of the model, of repeating the last seen frame
-    and of the mean image of the batch."""
+    """Mean squared error a pixel at each horizon of predictions (DRAWS, B, T, ...) and references.
+
+    `model` is a single draw, `expected` the mean of the draws (the better guess where the future
+    is uncertain), `repeat` the last seen frame, `mean` the mean image of the batch itself.
+    """
     last, mean = truth[:, context - 1], truth.mean((0, 1))
     out = {}
     for horizon in HORIZONS:
         t = context - 1 + horizon
         if t < truth.shape[1]:
-            for name, guess in (("model", prediction[:, t]), ("repeat", last), ("mean", mean)):
+            guesses = {
+                "model": prediction[:, :, t],
+                "expected": prediction[:, :, t].mean(0),
+                "repeat": last,
+                "mean": mean,
+            }
+            for name, guess in guesses.items():
                 out[f"openloop/{name}_{horizon}"] = (truth[:, t] - guess).square().mean().item()
     return out
 

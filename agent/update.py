@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from agent.ages import norm_by_age
 from agent.imagination import Trajectory, imagine
 from agent.policy import make_policy
 from agent.returns import lambda_return, percentile_range
@@ -161,12 +162,14 @@ class Update(nn.Module):
         return weight * self.critic_loss(self.critic(*features), features, returns)
 
     def latent_metrics(self, batch: dict[str, Tensor], start: dict[str, Any]) -> dict[str, Tensor]:
+        norm = start["x"].detach().norm(dim=-1).flatten()
         return {
             "latent/prior_entropy": start["prior_entropy"].mean(),
             "latent/post_entropy": start["post_entropy"].mean(),
             "latent/x_size": start["x"].detach().square().mean().sqrt(),
             "latent/h_size": start["h"].detach().square().mean().sqrt(),
             "replay/reward": batch["reward"].float().mean(),
+            **norm_by_age(norm, batch["age"].flatten(), "replay"),
         }
 
     @torch.no_grad()

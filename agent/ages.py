@@ -1,0 +1,24 @@
+"""The size of x by age in the episode: the number that shows whether acting and replay agree.
+
+An actor carries x from the first step of an episode; a replayed row starts from the initial state
+wherever it was cut. Where the two sizes part, the policy acts on features it was not trained on.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+AGES = (0, 4, 16, 64, 256, 1024, 4096)
+
+
+def norm_by_age(norm: Tensor, age: Tensor, name: str) -> dict[str, Tensor]:
+    """Mean of the Euclidean norms of x (N,) for the ages (N,) from each of AGES up to the next.
+
+    Keys are `x_norm/<name>_from_<age>`; the value is NaN where no step has such an age.
+    """
+    bounds = torch.tensor(AGES[1:], device=age.device, dtype=age.dtype)
+    bucket = torch.bucketize(age, bounds, right=True)
+    member = torch.nn.functional.one_hot(bucket, len(AGES)).to(norm.dtype)
+    means = (norm @ member) / member.sum(0)
+    return {f"x_norm/{name}_from_{start}": means[i] for i, start in enumerate(AGES)}
