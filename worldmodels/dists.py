@@ -29,12 +29,13 @@ def make_bins(device: torch.device | str = "cpu") -> Tensor:
 def twohot_mean(logits: Tensor, bins: Tensor) -> Tensor:
     """Expected value (...) of logits (..., 255).
 
-    Negative and positive halves are summed in pairs, so that equal probabilities give exactly 0.
+    Probabilities of bins that differ in sign alone are subtracted first, so that equal ones give
+    exactly 0 whatever the size of the bins.
     """
     probs = F.softmax(logits.float(), -1)
-    weighted = probs * bins
     half = BINS // 2
-    return (weighted[..., :half] + weighted[..., half + 1 :].flip(-1)).sum(-1)
+    with torch.autocast(probs.device.type, enabled=False):
+        return (probs[..., half + 1 :] - probs[..., :half].flip(-1)) @ bins[half + 1 :]
 
 
 def twohot_loss(
