@@ -17,7 +17,7 @@ from agent.imagination import Trajectory, imagine
 from agent.policy import make_policy
 from agent.returns import lambda_return, percentile_range
 from configs.schema import Config
-from worldmodels.dists import BINS, twohot_loss, twohot_mean
+from worldmodels.dists import BINS, twohot_losses, twohot_mean
 from worldmodels.heads import FeatureHead
 from worldmodels.world_model import WorldModel
 
@@ -142,9 +142,8 @@ class Update(nn.Module):
         towards the slow critic."""
         with torch.no_grad():
             slow = self.value(self.slow(*features))
-        bins, normaliser = self.world.bins, logits.logsumexp(-1)
-        pull = self.config.behaviour.slow_reg * twohot_loss(logits, slow, bins, normaliser)
-        return twohot_loss(logits, target, bins, normaliser) + pull
+        targets = [(target, 1.0), (slow, self.config.behaviour.slow_reg)]
+        return twohot_losses(logits, targets, self.world.bins)
 
     def replay_value_loss(
         self, batch: dict[str, Tensor], start: dict[str, Any], boot: Tensor

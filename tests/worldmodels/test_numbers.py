@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from worldmodels import latent
-from worldmodels.dists import make_bins, symexp, symlog, twohot_loss, twohot_mean
+from worldmodels.dists import (
+    SparseCrossEntropy,
+    make_bins,
+    symexp,
+    symlog,
+    twohot_loss,
+    twohot_losses,
+    twohot_mean,
+)
 
 BINS = make_bins()
 
@@ -43,6 +51,28 @@ def test_loss_of_a_target_on_a_bin_is_minus_its_log_probability():
     logits = torch.zeros(255)
     logits[127] = math.log(254.0)  # probability 1/2 on the bin of 0
     assert twohot_loss(logits, torch.tensor(0.0), BINS).item() == pytest.approx(math.log(2))
+
+
+def test_losses_of_several_targets_add_with_their_scales():
+    logits = torch.randn(4, 255, generator=torch.Generator().manual_seed(0))
+    one, two = torch.tensor([0.3, -2.0, 0.0, 70.0]), torch.tensor([0.3, 5.0, -0.01, 1.0])
+    expected = twohot_loss(logits, one, BINS) + 0.5 * twohot_loss(logits, two, BINS)
+    both = twohot_losses(logits, [(one, 1.0), (two, 0.5)], BINS)
+    torch.testing.assert_close(both, expected)
+
+
+def test_cross_entropy_is_that_of_log_softmax_and_so_is_its_gradient():
+    random = torch.Generator().manual_seed(0)
+    logits = 40 * torch.randn(3, 7, dtype=torch.float64, generator=random)
+    logits.requires_grad_()
+    index = torch.tensor([[0, 1], [3, 3], [6, 2]])  # a class may be named twice
+    weight = torch.rand(3, 2, dtype=torch.float64, generator=random)
+    dense = torch.zeros(3, 7, dtype=torch.float64).scatter_add_(-1, index, weight)
+    expected = -(dense * logits.log_softmax(-1)).sum(-1)
+    torch.testing.assert_close(SparseCrossEntropy.apply(logits, index, weight), expected)
+    assert torch.autograd.gradcheck(
+        lambda value: SparseCrossEntropy.apply(value, index, weight), logits
+    )
 
 
 def test_target_beyond_the_bins_counts_as_the_last_one():
