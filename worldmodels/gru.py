@@ -31,11 +31,12 @@ class GRU(SequenceCore):
         self.from_h = Dense(deter, hidden)
         self.from_z = Dense(z, hidden)
         self.from_a = Dense(action, hidden)
-        self.mix = Linear(3 * hidden, deter)
-        self.mix_h = BlockLinear(blocks, deter // blocks, deter // blocks)
-        fan_in = 3 * hidden + deter // blocks
-        init_weight(self.mix.weight, fan_in)
-        init_weight(self.mix_h.weight, fan_in)
+        # W in two tensors: a slice taken in the loop would have a gradient of the whole, each step.
+        self.mix_u = Linear(2 * hidden, deter)
+        self.mix_h = torch.nn.Linear(hidden, deter, bias=False)
+        self.mix_blocks = BlockLinear(blocks, deter // blocks, deter // blocks)
+        for layer in (self.mix_u, self.mix_h, self.mix_blocks):
+            init_weight(layer.weight, 3 * hidden + deter // blocks)
         self.norm = RMSNorm(deter)
         self.gates = BlockLinear(blocks, deter // blocks, 3 * deter // blocks)
         self.gate_bias = torch.nn.Parameter(torch.zeros(blocks, 3 * deter // blocks))
@@ -48,15 +49,11 @@ class GRU(SequenceCore):
         """The part of the update that does not depend on h; for (..., U), any lead shape."""
         z, action = u.split(self.widths, -1)
         action = action / action.detach().abs().clamp(min=1)
-        from_u = torch.cat([self.from_z(z), self.from_a(action)], -1)
-        # The columns of `mix` that read z and a; those that read h are used in `advance`.
-        width = self.from_h[0].out_features
-        return F.linear(from_u, self.mix.weight[:, width:], self.mix.bias)
+        return self.mix_u(torch.cat([self.from_z(z), self.from_a(action)], -1))
 
     def advance(self, inputs: Tensor, h: Tensor) -> Tensor:
-        width = self.from_h[0].out_features
-        hidden = F.linear(self.from_h(h), self.mix.weight[:, :width])
-        hidden = F.silu(self.norm(hidden + inputs + self.mix_h(h).flatten(-2)))
+        hidden = self.mix_h(self.from_h(h)) + inputs + self.mix_blocks(h).flatten(-2)
+        hidden = F.silu(self.norm(hidden))
         gates = self.gates(hidden) + self.gate_bias
         reset, cand, update = (part.flatten(-2).to(h.dtype) for part in gates.chunk(3, -1))
         cand = torch.tanh(torch.sigmoid(reset) * cand)
@@ -83,6 +80,6 @@ class GRU(SequenceCore):
         return stacked, stacked, {"h": h}, {"h": stacked}
 
     def flops(self, batch: int, length: int) -> int:
-        matrices = [self.from_h[0], self.from_z[0], self.from_a[0], self.mix]
-        matrices += [self.mix_h, self.gates]
+        matrices = [self.from_h[0], self.from_z[0], self.from_a[0], self.mix_u]
+        matrices += [self.mix_h, self.mix_blocks, self.gates]
         return 2 * batch * length * sum(layer.weight.numel() for layer in matrices)

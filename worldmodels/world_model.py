@@ -21,7 +21,7 @@ from worldmodels.cores import make_core
 from worldmodels.decoder import Decoder
 from worldmodels.dists import make_bins, twohot_loss, twohot_mean
 from worldmodels.encoder import Encoder
-from worldmodels.layers import MLP, Linear, RMSNorm
+from worldmodels.layers import MLP, Linear, RMSNorm, init_weight
 
 Carry = dict[str, Any]  # core: state of the core; z (B, S*C); action (B, A)
 
@@ -31,19 +31,21 @@ class Posterior(nn.Module):
 
     def __init__(self, embed: int, h: int, hidden: int, outputs: int):
         super().__init__()
-        self.from_embed = Linear(embed + h, hidden)
-        self.embed = embed
+        self.from_embed = Linear(embed, hidden)
+        init_weight(self.from_embed.weight, embed + h)
+        if h:
+            self.from_h = nn.Linear(h, hidden, bias=False)
+            init_weight(self.from_h.weight, embed + h)
         self.norm = RMSNorm(hidden)
         self.out = Linear(hidden, outputs)
 
     def project(self, embed: Tensor) -> Tensor:
         """The part that reads the embedding: independent of h, so it is computed for all T."""
-        weight, bias = self.from_embed.weight, self.from_embed.bias
-        return F.linear(embed, weight[:, : self.embed], bias)
+        return self.from_embed(embed)
 
     def forward(self, projected: Tensor, h: Tensor | None = None) -> Tensor:
         if h is not None:
-            projected = projected + F.linear(h, self.from_embed.weight[:, self.embed :])
+            projected = projected + self.from_h(h)
         return self.out(F.silu(self.norm(projected)))
 
 

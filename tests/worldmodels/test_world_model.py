@@ -67,7 +67,7 @@ def test_nothing_before_is_first_reaches_what_follows(world, tiny):
                     world.encoder(obs), action, batch["is_first"], world.initial(2), noise
                 )[0]
             )
-    for key in ("h", "x", "z"):
+    for key in ("h", "x", "post"):
         torch.testing.assert_close(results[0][key][0, 3:], results[1][key][0, 3:])
         assert not torch.allclose(results[0][key][0, :3], results[1][key][0, :3])
 
