@@ -119,6 +119,9 @@ def test_every_row_has_every_axis_and_media_are_files(tmp_path):
             assert all(axis in row for axis in axes)
     last = rows(tmp_path, "metrics.jsonl")[-1]
     assert last["train_flops"] > 1e6
+    assert {"x_norm/acting_from_4", "x_norm/replay_from_4"} <= set().union(
+        *rows(tmp_path, "metrics.jsonl")
+    )
     assert (tmp_path / "media" / "prediction.gif").stat().st_size > 0
     assert (tmp_path / "media" / "policy.gif").stat().st_size > 0
     assert list(tmp_path.glob("tensorboard/events*"))
