@@ -82,16 +82,19 @@ def seconds(update: Update, batch: dict[str, Tensor], precision: str) -> float:
 def count_flops(update: Update, rows: int, length: int) -> int:
     """FLOPs of one update of (rows, length), forward and backward, by torch's counter.
 
-    Counted at two small lengths and extended: every part is linear in the number of steps.
+    Counted at two small lengths and extended: every part is linear in the number of steps, but
+    imagination, which is so up to its number of starts.
     """
     device = update.return_range.device
+    starts = update.starts(length)
+    base = 2 + (starts if starts < length else 0)
     counts = []
-    for steps in (2, 4):
+    for steps in (base, base + 2):
         with FlopCounterMode(display=False) as counter:
             dry_update(update, fake_batch(update, 1, steps, device), "float32")
         counts.append(counter.get_total_flops())
     slope = (counts[1] - counts[0]) / 2
-    return int(rows * (counts[0] + slope * (length - 2)))
+    return int(rows * (counts[0] + slope * (length - base)))
 
 
 def choose_device(config: Config) -> tuple[Config, str]:

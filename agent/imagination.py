@@ -1,4 +1,4 @@
-"""Imagined trajectories: the policy rolled through the world model from every (b, t)."""
+"""Imagined trajectories: the policy rolled through the world model from replayed states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from worldmodels.world_model import WorldModel
 
 @dataclass
 class Trajectory:
-    """N = B*T starts, H imagined steps: index 0 is the posterior state itself, detached."""
+    """N = B*K starts, H imagined steps: index 0 is the posterior state itself, detached."""
 
     h: Tensor  # (N, H+1, D)
     x: Tensor  # (N, H+1, X)
@@ -30,15 +30,19 @@ def imagine(
     start: dict[str, Any],
     noise: dict[str, Tensor],
     dynamics: bool,
+    count: int,
 ) -> Trajectory:
-    """Roll H steps. `start` holds h, x, z (B, T, ...) and the core's context.
+    """Roll H steps from the last `count` = K steps of every row.
 
-    noise: `z` (H, N, S, C) and `action` (H, N, A). Unless `dynamics`, the world model runs without
+    start: h, x, z (B, T, ...) and the core's context; noise: `z` (H, B*K, S, C) and `action`
+    (H, B*K, A). Unless `dynamics`, the world model runs without
     a graph and the actor's outputs carry theirs alone, which is all that REINFORCE needs.
     """
-    h, x, z = (start[key].detach().flatten(0, 1) for key in ("h", "x", "z"))
+    h, x, z = (start[key][:, -count:].detach().flatten(0, 1) for key in ("h", "x", "z"))
+    rows, length = start["h"].shape[:2]
+    index = torch.arange(rows * length, device=h.device).view(rows, length)[:, -count:].flatten()
     with torch.set_grad_enabled(dynamics):
-        roll = world.core.imagine(start["context"])
+        roll = world.core.imagine(start["context"], None if count == length else index)
         hs, xs, zs, outs, actions = [h], [x], [z], [], []
         for z_noise, action_noise in zip(noise["z"], noise["action"], strict=True):
             # The actor reads detached features: its gradient through time is cut here.

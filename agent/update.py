@@ -29,6 +29,11 @@ class Update(nn.Module):
         super().__init__()
         self.config = config
         behaviour = config.behaviour
+        if behaviour.starts == 1:
+            raise ValueError(
+                "behaviour.starts 1 leaves no pair of steps for the replayed value loss: "
+                "set 2 or more, or 0 for all steps"
+            )
         self.world = WorldModel(config, obs_space, act_space)
         self.policy = make_policy(act_space, behaviour.unimix)
         core = self.world.core
@@ -55,13 +60,17 @@ class Update(nn.Module):
 
     def noise(self, batch: int, length: int, generator: torch.Generator) -> dict[str, Tensor]:
         """All random numbers of an update on (batch, length) replayed steps."""
-        horizon, starts = self.config.behaviour.horizon, batch * length
+        horizon, starts = self.config.behaviour.horizon, batch * self.starts(length)
         world = self.world
         return {
             "post": world.noise(batch, length, generator=generator),
             "z": world.noise(horizon, starts, generator=generator),
             "action": self.policy.noise(world.bins, (horizon, starts), generator),
         }
+
+    def starts(self, length: int) -> int:
+        """K: imagination starts from the last K of `length` steps (DreamerV3's `imag_last`)."""
+        return min(self.config.behaviour.starts or length, length)
 
     def value(self, logits: Tensor) -> Tensor:
         return twohot_mean(logits, self.world.bins)
@@ -77,11 +86,11 @@ class Update(nn.Module):
         carry = self.world.initial(len(batch["reward"]))
         losses, start = self.world.losses(batch, carry, noise["post"])
         dynamics = self.config.behaviour.actor_grad == "dynamics"
-        trajectory = imagine(self.world, self.actor, self.policy, start, noise, dynamics)
+        rows, length = batch["reward"].shape
+        count = self.starts(length)
+        trajectory = imagine(self.world, self.actor, self.policy, start, noise, dynamics, count)
         imagined, first_return, metrics = self.imagination_losses(trajectory)
-        losses["repval"] = self.replay_value_loss(
-            batch, start, first_return.view_as(batch["reward"])
-        )
+        losses["repval"] = self.replay_value_loss(batch, start, first_return.view(rows, count))
         means = {key: value.mean() for key, value in {**losses, **imagined}.items()}
         scales = self.scales(means)
         total = sum(scales[key] * value for key, value in means.items())
@@ -148,16 +157,18 @@ class Update(nn.Module):
     def replay_value_loss(
         self, batch: dict[str, Tensor], start: dict[str, Any], boot: Tensor
     ) -> Tensor:
-        """Value loss (B, T-1) on replayed states, with gradient into the world model.
+        """Value loss (B, K-1) on the last K replayed states, with gradient into the world model.
 
-        Real rewards and ends; bootstraps are the imagined returns. A time limit cuts lambda but
-        is bootstrapped; only a terminal step stops the return.
+        boot (B, K) are the imagined returns of these states. Rewards and ends are real. A time
+        limit cuts lambda but is bootstrapped; only a terminal step stops the return.
         """
+        count = boot.shape[1]
+        batch = {key: value[:, -count:] for key, value in batch.items()}
         live = (1 - batch["is_terminal"][:, 1:].float()) * self.world.discount
         mix = (1 - batch["is_last"][:, 1:].float()) * self.config.behaviour.lam
         returns = lambda_return(batch["reward"][:, 1:].float(), live, boot[:, 1:], mix)
         weight = 1 - batch["is_last"][:, :-1].float()
-        features = [start[key][:, :-1] for key in ("h", "x", "z")]
+        features = [start[key][:, -count:-1] for key in ("h", "x", "z")]
         return weight * self.critic_loss(self.critic(*features), features, returns)
 
     def latent_metrics(self, batch: dict[str, Tensor], start: dict[str, Any]) -> dict[str, Tensor]:

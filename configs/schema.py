@@ -113,6 +113,7 @@ class BehaviourConfig:
     feature_norm: bool = setting(True, "one RMSNorm on x before the first policy layer")
     layers: int = setting(3, "layers of actor and critic")
     horizon: int = setting(15, "imagined steps H")
+    starts: int = setting(0, "imagine from this many last steps of each row; 0: from all")
     discount_horizon: float = setting(333.0, "discount is 1 - 1/this")
     lam: float = setting(0.95, "lambda of the lambda-return")
     entropy: float = setting(3e-4, "scale of the policy's entropy bonus")

@@ -8,6 +8,7 @@ import torch
 
 from agent import seeding
 from agent.auto import fake_batch
+from agent.imagination import imagine
 from agent.learner import Learner, NonFiniteError
 from agent.update import Update
 from configs.load import replace_flat, resolve
@@ -44,6 +45,25 @@ def test_every_trainable_parameter_gets_a_gradient(tiny, core, features, act):
     for name, param in update.trainable():
         assert param.grad is not None, name
         assert param.grad.abs().sum() > 0, name
+
+
+def test_imagination_starts_from_the_last_steps_of_each_row(tiny):
+    """States before the last K change neither the policy's nor the value's loss, given theirs."""
+    update = make(tiny("--behaviour.starts", "4"))
+    noise = update.noise(2, 16, seeding.generator(0, "test"))
+    assert noise["z"].shape[:2] == (update.config.behaviour.horizon, 2 * 4)
+    batch = fake_batch(update, 2, 16)
+    batch["action"] = update.policy.encode(batch["action"])
+    _, start = update.world.losses(batch, update.world.initial(2), noise["post"])
+    trajectory = imagine(update.world, update.actor, update.policy, start, noise, False, 4)
+    torch.testing.assert_close(trajectory.h[:, 0], start["h"][:, -4:].flatten(0, 1))
+    # The roll goes on from the same steps as the features: one step by hand from the context.
+    context = {key: value[:, -4:].flatten(0, 1) for key, value in start["context"].items()}
+    u = torch.cat([trajectory.z[:, 0], trajectory.action[:, 0]], -1)
+    h, _, _ = update.world.core.step(u, None, context)
+    torch.testing.assert_close(trajectory.h[:, 1], h)
+    with pytest.raises(ValueError, match=r"behaviour\.starts 1"):
+        make(tiny("--behaviour.starts", "1"))
 
 
 def test_feature_widths_are_those_of_their_parts(tiny):
@@ -87,6 +107,7 @@ SWITCHES = {
     "loss.repval": 2.0,
     "model.unimix": 0.2,
     "behaviour.lam": 0.5,
+    "behaviour.starts": 4,
     "behaviour.entropy": 0.1,
     "behaviour.unimix": 0.3,
     "behaviour.discount_horizon": 10.0,
