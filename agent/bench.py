@@ -11,7 +11,7 @@ import json
 import statistics
 import time
 
-from agent import process
+from configs import process
 
 
 def main() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from agent import process
+from configs import process
 
 
 def shares(episodes: int, slots: int) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from agent import process
+from configs import process
 
 
 def main(argv: list[str] | None = None) -> int:

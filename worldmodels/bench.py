@@ -12,6 +12,11 @@ import json
 import statistics
 import time
 
+from configs import process
+
+if __name__ == "__main__":
+    process.prepare()  # before torch is imported
+
 import torch
 
 from configs.load import resolve
