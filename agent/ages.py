@@ -6,6 +6,8 @@ wherever it was cut. Where the two sizes part, the policy acts on features it wa
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -17,8 +19,8 @@ def norm_by_age(norm: Tensor, age: Tensor, name: str) -> dict[str, Tensor]:
 
     Keys are `x_norm/<name>_from_<age>`; the value is NaN where no step has such an age.
     """
-    bounds = torch.tensor(AGES[1:], device=age.device, dtype=age.dtype)
-    bucket = torch.bucketize(age, bounds, right=True)
-    member = torch.nn.functional.one_hot(bucket, len(AGES)).to(norm.dtype)
+    # Compared with plain numbers: a tensor made here would be copied to the device, which waits.
+    spans = zip(AGES, (*AGES[1:], math.inf), strict=True)
+    member = torch.stack([(age >= low) & (age < high) for low, high in spans], -1).to(norm.dtype)
     means = (norm @ member) / member.sum(0)
     return {f"x_norm/{name}_from_{start}": means[i] for i, start in enumerate(AGES)}

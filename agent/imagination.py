@@ -40,9 +40,12 @@ def imagine(
     """
     h, x, z = (start[key][:, -count:].detach().flatten(0, 1) for key in ("h", "x", "z"))
     rows, length = start["h"].shape[:2]
-    index = torch.arange(rows * length, device=h.device).view(rows, length)[:, -count:].flatten()
+    starts = None
+    if count < length:
+        every = torch.arange(rows * length, device=h.device).view(rows, length)
+        starts = every[:, -count:].flatten()
     with torch.set_grad_enabled(dynamics):
-        roll = world.core.imagine(start["context"], None if count == length else index)
+        roll = world.core.imagine(start["context"], starts)
         hs, xs, zs, outs, actions = [h], [x], [z], [], []
         for z_noise, action_noise in zip(noise["z"], noise["action"], strict=True):
             # The actor reads detached features: its gradient through time is cut here.
