@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from worldmodels import latent
 from worldmodels.world_model import WorldModel
 
 
@@ -53,7 +52,7 @@ def imagine(
                 out = actor(h.detach(), x.detach(), z.detach())
             action = policy.sample(out if dynamics else out.detach(), action_noise)
             h, x = roll.step(torch.cat([z, action], -1))
-            z = latent.sample(world.prior_log_probs(h), z_noise).flatten(-2)
+            z = world.sample(world.prior(h), z_noise)
             for values, value in zip(
                 (hs, xs, zs, outs, actions), (h, x, z, out, action), strict=True
             ):

@@ -12,7 +12,6 @@ from torch import Tensor
 
 from agent.actor import tree_map
 from agent.update import Update
-from worldmodels import latent
 
 HORIZONS = (1, 5, 15, 45)
 ROWS = 16
@@ -52,7 +51,7 @@ def open_loop(
         u = torch.where(first[:, None], 0.0, u)
         h, _, state = world.core.step(u, first, state, prepared)
         noise = world.noise(DRAWS * rows, generator=random)
-        z = latent.sample(world.prior_log_probs(h), noise).flatten(-2)
+        z = world.sample(world.prior(h), noise)
         hs.append(h[:, None])
         zs.append(z[:, None])
     key = world.encoder.images[0]

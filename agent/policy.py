@@ -28,11 +28,14 @@ class Categorical:
 
     def log_probs(self, logits: Tensor) -> list[Tensor]:
         parts = logits.split(list(self.classes), -1)
-        return [latent.mix_uniform(part, self.unimix) for part in parts]
+        return [latent.mixed_log_probs(part, self.unimix) for part in parts]
 
     def sample(self, logits: Tensor, noise: Tensor) -> Tensor:
-        parts = zip(self.log_probs(logits), noise.split(list(self.classes), -1), strict=True)
-        return torch.cat([latent.sample(logp, part) for logp, part in parts], -1)
+        parts = zip(
+            *(value.split(list(self.classes), -1) for value in (logits, noise)), strict=True
+        )
+        draws = [latent.sample(latent.mixed_probs(a, self.unimix), b) for a, b in parts]
+        return torch.cat(draws, -1)
 
     def mode(self, logits: Tensor) -> Tensor:
         parts = logits.split(list(self.classes), -1)

@@ -65,6 +65,12 @@ class ModelConfig:
     groups: int = setting(32, "categorical variables S of the latent z")
     classes: int = setting(16, "classes C of each of them")
     layers: int = setting(3, "layers of the vector encoder and decoder")
+    conv: Literal["pool", "strided"] = setting(
+        "pool", "5x5 convolutions with pooling and repeating, or 4x4 ones of stride 2 (faster)"
+    )
+    chunk: int = setting(
+        0, "frames encoded and decoded at a time, again in the backward, to save memory; 0: all"
+    )
     unimix: float = setting(0.01, "uniform share mixed into prior and posterior")
     posterior: Literal["auto", "parallel", "recurrent"] = setting(
         "auto", "q(z|o), or q(z|h,o) step by step; auto: recurrent for gru, else parallel"

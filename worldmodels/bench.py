@@ -42,7 +42,7 @@ def once(world: WorldModel, inputs: tuple[torch.Tensor, ...], dtype: torch.dtype
     start = time.perf_counter()
     with torch.autocast("cpu", dtype, enabled=dtype != torch.float32):
         out, _ = world.observe(embed, action, is_first, world.initial(len(embed)), noise)
-        dyn, rep = latent.kl_losses(out["post"], world.prior_log_probs(out["h"]), 1.0)
+        dyn, rep = latent.kl_losses(out["post"], world.log_probs(world.prior(out["h"])), 1.0)
         loss = dyn.mean() + rep.mean() + out["x"].square().mean() + out["h"].square().mean()
     loss.backward()
     world.zero_grad(set_to_none=True)

@@ -1,9 +1,10 @@
 """Observations to embeddings: e = encoder(obs), the same for acting and training.
 
-Images of all keys share one convolution stack (DreamerV3 code, `rssm.py`: 5x5 convolution at full
-resolution, 2x2 max-pooling, RMSNorm over channels, SiLU, four times); vectors pass symlog, discrete
-values become one-hot, and an MLP reads both. Memory is channels-last throughout, the layout in
-which uint8 frames arrive and in which convolutions are fastest on a CPU.
+Images of all keys share one convolution stack: four times a 5x5 convolution at full resolution,
+2x2 max-pooling, RMSNorm over channels and SiLU (DreamerV3 code, `rssm.py`), or with 4x4
+convolutions of stride 2 as in its version of 2023. Vectors pass symlog, discrete values become
+one-hot, and an MLP reads both. Memory is channels-last throughout, the layout in which uint8 frames
+arrive and in which convolutions are fastest on a CPU.
 """
 
 from __future__ import annotations
@@ -43,22 +44,36 @@ class Conv(nn.Conv2d):
         self.to(memory_format=torch.channels_last)
 
 
-class ConvNorm(nn.Module):
-    """RMSNorm over channels, then SiLU, on channels-last images (N, C, H, W)."""
-
-    def __init__(self, channels: int):
-        super().__init__()
-        self.norm = RMSNorm(channels)
+class PooledConv(Conv):
+    """5x5 convolution at full resolution, then 2x2 max-pooling: (N, C, H, W) to half of H and W."""
 
     def forward(self, image: Tensor) -> Tensor:
-        return F.silu(self.norm(image.permute(0, 2, 3, 1))).permute(0, 3, 1, 2)
+        return F.max_pool2d(super().forward(image), 2)
+
+
+class StridedConv(nn.Conv2d):
+    """4x4 convolution of stride 2: (N, C, H, W) to half of H and W."""
+
+    def __init__(self, inputs: int, outputs: int):
+        super().__init__(inputs, outputs, 4, stride=2, padding=1)
+        init_weight(self.weight, inputs * 16)
+        nn.init.zeros_(self.bias)
+        self.to(memory_format=torch.channels_last)
+
+
+class NormSiLU(RMSNorm):
+    """RMSNorm over the last axis, then SiLU."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return F.silu(super().forward(value))
 
 
 class Encoder(nn.Module):
     """Dict of (..., shape) observations -> (..., E). `out` is E."""
 
-    def __init__(self, spaces: dict[str, Any], depth: int, units: int, layers: int):
-        """`spaces`: name -> space with `kind` (image, vector, discrete), `shape`, `classes`."""
+    def __init__(self, spaces: dict[str, Any], depth: int, units: int, layers: int, conv: str):
+        """`spaces`: name -> space with `kind` (image, vector, discrete), `shape`, `classes`;
+        `conv`: pool or strided."""
         super().__init__()
         self.images = sorted(k for k, s in spaces.items() if s.kind == "image")
         self.vectors = sorted(k for k, s in spaces.items() if s.kind != "image")
@@ -72,8 +87,9 @@ class Encoder(nn.Module):
             channels = [sum(spaces[k].shape[2] for k in self.images)]
             channels += [depth * multiple for multiple in MULTIPLES]
             pairs = list(itertools.pairwise(channels))
-            self.convs = nn.ModuleList(Conv(a, b) for a, b in pairs)
-            self.norms = nn.ModuleList(ConvNorm(b) for _, b in pairs)
+            layer = PooledConv if conv == "pool" else StridedConv
+            self.convs = nn.ModuleList(layer(a, b) for a, b in pairs)
+            self.norms = nn.ModuleList(NormSiLU(b) for _, b in pairs)
             self.out += rows * columns * channels[-1]
         if self.vectors:
             width = sum(sum(self.classes.get(k, spaces[k].shape)) for k in self.vectors)
@@ -91,7 +107,7 @@ class Encoder(nn.Module):
                 image = F.pad(image, (0, right, 0, down))
             image = image.contiguous(memory_format=torch.channels_last)
             for conv, norm in zip(self.convs, self.norms, strict=True):
-                image = norm(F.max_pool2d(conv(image), 2))
+                image = norm(conv(image).permute(0, 2, 3, 1)).permute(0, 3, 1, 2)
             parts.append(image.permute(0, 2, 3, 1).reshape(*lead, -1))
         if self.vectors:
             values = [

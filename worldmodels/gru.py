@@ -10,7 +10,7 @@ DreamerV3 copies the inputs into each of the blocks; a dense W over them is the 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -18,6 +18,17 @@ from torch import Tensor
 
 from worldmodels.core import SequenceCore, State
 from worldmodels.layers import BlockLinear, Dense, Linear, RMSNorm, init_weight
+from worldmodels.products import LoopProduct
+
+
+class Prepared(NamedTuple):
+    """The matrices that read h or what follows from it, for the steps of one loop."""
+
+    from_h: LoopProduct
+    mix_h: LoopProduct
+    mix_blocks: LoopProduct
+    gates: LoopProduct
+    gate_bias: Tensor
 
 
 class GRU(SequenceCore):
@@ -51,13 +62,24 @@ class GRU(SequenceCore):
         action = action / action.detach().abs().clamp(min=1)
         return self.mix_u(torch.cat([self.from_z(z), self.from_a(action)], -1))
 
-    def advance(self, inputs: Tensor, h: Tensor) -> Tensor:
-        hidden = self.mix_h(self.from_h(h)) + inputs + self.mix_blocks(h).flatten(-2)
-        hidden = F.silu(self.norm(hidden))
-        gates = self.gates(hidden) + self.gate_bias
-        reset, cand, update = (part.flatten(-2).to(h.dtype) for part in gates.chunk(3, -1))
+    def prepare(self) -> Prepared:
+        weights = (self.from_h[0].weight, self.mix_h.weight, self.mix_blocks.weight)
+        products = [LoopProduct(weight) for weight in (*weights, self.gates.weight)]
+        # The update gate opens at sigmoid(g - 1).
+        shift = self.gate_bias.new_zeros(3, 1)
+        shift[2] = -1.0
+        bias = (self.gate_bias.unflatten(-1, (3, -1)) + shift).flatten(-2)
+        return Prepared(*products, bias)
+
+    def advance(self, inputs: Tensor, h: Tensor, prepared: Prepared) -> Tensor:
+        linear, norm, act = self.from_h
+        hidden = prepared.mix_h(act(norm(prepared.from_h(h) + linear.bias)))
+        hidden = F.silu(self.norm(hidden + inputs + prepared.mix_blocks(h).flatten(-2)))
+        gates = prepared.gates(hidden).to(h.dtype) + prepared.gate_bias
+        reset, cand, update = gates.chunk(3, -1)  # (B, blocks, D / blocks) each
         cand = torch.tanh(torch.sigmoid(reset) * cand)
-        return torch.lerp(h, cand, torch.sigmoid(update - 1))
+        before = h.unflatten(-1, cand.shape[1:])
+        return torch.lerp(before, cand, torch.sigmoid(update)).flatten(-2)
 
     def step(
         self, u: Tensor, is_first: Tensor | None, state: State, prepared: Any = None
@@ -65,16 +87,16 @@ class GRU(SequenceCore):
         h = state["h"]
         if is_first is not None:
             h = torch.where(is_first[:, None], 0.0, h)
-        h = self.advance(self.inputs(u), h)
+        h = self.advance(self.inputs(u), h, prepared or self.prepare())
         return h, h, {"h": h}
 
     def scan(
         self, u: Tensor, is_first: Tensor, state: State, plan: Any = None
     ) -> tuple[Tensor, Tensor, State, State]:
-        h, outputs = state["h"], []
+        h, outputs, prepared = state["h"], [], self.prepare()
         reset = is_first[..., None]
         for inputs, first in zip(self.inputs(u).unbind(1), reset.unbind(1), strict=True):
-            h = self.advance(inputs, torch.where(first, 0.0, h))
+            h = self.advance(inputs, torch.where(first, 0.0, h), prepared)
             outputs.append(h)
         stacked = torch.stack(outputs, 1)
         return stacked, stacked, {"h": h}, {"h": stacked}

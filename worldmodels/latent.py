@@ -5,17 +5,25 @@ DreamerV3, section 2 ("categorical representations", "free bits") and its code `
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 
-def mix_uniform(logits: Tensor, share: float) -> Tensor:
-    """Log-probabilities (..., C) of `(1 - share) * softmax(logits) + share / C`, in float32."""
+def mixed_probs(logits: Tensor, share: float) -> Tensor:
+    """Probabilities (..., C) `(1 - share) * softmax(logits) + share / C`, in float32."""
     logits = logits if logits.dtype == torch.float64 else logits.float()
+    probs = F.softmax(logits, -1)
+    return probs if share == 0 else (1 - share) * probs + share / logits.shape[-1]
+
+
+def mixed_log_probs(logits: Tensor, share: float) -> Tensor:
+    """Logarithms of `mixed_probs`."""
     if share == 0:
-        return F.log_softmax(logits, -1)
-    return ((1 - share) * F.softmax(logits, -1) + share / logits.shape[-1]).log()
+        return F.log_softmax(logits if logits.dtype == torch.float64 else logits.float(), -1)
+    return mixed_probs(logits, share).log()
 
 
 def exponential_like(value: Tensor, generator: torch.Generator | None) -> Tensor:
@@ -23,16 +31,26 @@ def exponential_like(value: Tensor, generator: torch.Generator | None) -> Tensor
     return torch.empty_like(value, requires_grad=False).exponential_(generator=generator)
 
 
-def sample(logp: Tensor, noise: Tensor) -> Tensor:
-    """Straight-through one-hot sample of log-probabilities (..., C) under exponential `noise`.
+class StraightThrough(torch.autograd.Function):
+    """One-hot of the class with the largest score, with the gradient of the probabilities."""
+
+    @staticmethod
+    def forward(ctx: Any, probs: Tensor, noise: Tensor) -> Tensor:
+        index = (probs / noise).argmax(-1, keepdim=True)
+        return torch.zeros_like(probs).scatter_(-1, index, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        return grad, None
+
+
+def sample(probs: Tensor, noise: Tensor) -> Tensor:
+    """Straight-through one-hot sample of probabilities (..., C) under exponential `noise`.
 
     The class with the smallest noise / probability wins, which is the Gumbel-max trick without
     logarithms. The gradient is that of the probabilities (Bengio et al. 2013).
     """
-    probs = logp.exp()
-    index = (probs.detach() / noise).argmax(-1, keepdim=True)
-    onehot = torch.zeros_like(probs).scatter_(-1, index, 1.0)
-    return onehot + (probs - probs.detach())
+    return StraightThrough.apply(probs, noise)
 
 
 def kl(logp: Tensor, logq: Tensor) -> Tensor:

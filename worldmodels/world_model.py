@@ -9,11 +9,13 @@ where is_first_t. The diagram is in README.md.
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from configs.schema import Config
 from worldmodels import latent
@@ -22,8 +24,13 @@ from worldmodels.decoder import Decoder
 from worldmodels.dists import make_bins, twohot_loss, twohot_mean
 from worldmodels.encoder import Encoder
 from worldmodels.layers import MLP, Linear, RMSNorm, init_weight
+from worldmodels.products import LoopProduct
 
 Carry = dict[str, Any]  # core: state of the core; z (B, S*C); action (B, A)
+
+
+# Neither encoder nor decoder draws random numbers.
+recompute = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
 
 class Posterior(nn.Module):
@@ -43,10 +50,20 @@ class Posterior(nn.Module):
         """The part that reads the embedding: independent of h, so it is computed for all T."""
         return self.from_embed(embed)
 
-    def forward(self, projected: Tensor, h: Tensor | None = None) -> Tensor:
-        if h is not None:
-            projected = projected + self.from_h(h)
+    def prepare(self) -> tuple[LoopProduct, LoopProduct]:
+        """The two matrices that a loop over time applies at every step."""
+        return LoopProduct(self.from_h.weight), LoopProduct(self.out.weight)
+
+    def forward(self, projected: Tensor) -> Tensor:
+        """Logits of q(z | o)."""
         return self.out(F.silu(self.norm(projected)))
+
+    def step(
+        self, projected: Tensor, h: Tensor, prepared: tuple[LoopProduct, LoopProduct]
+    ) -> Tensor:
+        """Logits of q(z | h, o)."""
+        from_h, out = prepared
+        return out(F.silu(self.norm(projected + from_h(h)))) + self.out.bias
 
 
 class WorldModel(nn.Module):
@@ -58,7 +75,7 @@ class WorldModel(nn.Module):
         self.action = sum(act_space.classes or act_space.shape)
         self.groups, self.classes, self.unimix = model.groups, model.classes, model.unimix
         self.z = z = model.groups * model.classes
-        self.free = config.loss.free
+        self.free, self.chunk = config.loss.free, model.chunk
         self.discount = 1 - 1 / config.behaviour.discount_horizon
         self.core = make_core(config, z, self.action)
         h = self.core.out
@@ -71,8 +88,8 @@ class WorldModel(nn.Module):
                 f"{config.core} is not one: set model.posterior parallel"
             )
         self.recurrent = posterior == "recurrent"
-        self.encoder = Encoder(obs_space, model.depth, model.units, model.layers)
-        self.decoder = Decoder(obs_space, h, z, model.depth, model.units, model.layers)
+        self.encoder = Encoder(obs_space, model.depth, model.units, model.layers, model.conv)
+        self.decoder = Decoder(obs_space, h, z, model.depth, model.units, model.layers, model.conv)
         self.posterior = Posterior(self.encoder.out, h * self.recurrent, model.hidden, z)
         self.prior = MLP(h, model.hidden, 2, z)
         self.reward = MLP(h + z, model.units, 1, 255, outscale=0.0)
@@ -85,16 +102,36 @@ class WorldModel(nn.Module):
         return {"core": core, "z": zeros(batch, self.z), "action": zeros(batch, self.action)}
 
     def log_probs(self, logits: Tensor) -> Tensor:
-        return latent.mix_uniform(logits.unflatten(-1, (self.groups, self.classes)), self.unimix)
+        grouped = logits.unflatten(-1, (self.groups, self.classes))
+        return latent.mixed_log_probs(grouped, self.unimix)
 
-    def prior_log_probs(self, h: Tensor) -> Tensor:
-        return self.log_probs(self.prior(h))
+    def sample(self, logits: Tensor, noise: Tensor) -> Tensor:
+        """Flat z (..., S*C) drawn from logits (..., S*C) under `noise` (..., S, C)."""
+        grouped = logits.unflatten(-1, (self.groups, self.classes))
+        return latent.sample(latent.mixed_probs(grouped, self.unimix), noise).flatten(-2)
 
     def noise(self, *lead: int, generator: torch.Generator | None = None) -> Tensor:
         """Exponential noise (*lead, S, C) for `latent.sample`."""
         return latent.exponential_like(
             self.bins.new_empty(*lead, self.groups, self.classes), generator
         )
+
+    def encode(self, obs: dict[str, Tensor]) -> Tensor:
+        """Embeddings (B, T, E) of a batch."""
+        if not self.chunk:
+            return self.encoder(obs)
+        lead = next(iter(obs.values())).shape[:2]
+        parts = zip(*(value.flatten(0, 1).split(self.chunk) for value in obs.values()), strict=True)
+        embeds = [recompute(self.encoder, dict(zip(obs, part, strict=True))) for part in parts]
+        return torch.cat(embeds).unflatten(0, lead)
+
+    def decode(self, h: Tensor, z: Tensor) -> dict[str, Tensor]:
+        """Predictions (B, T, ...) of a batch."""
+        if not self.chunk:
+            return self.decoder(h, z)
+        parts = zip(*(value.flatten(0, 1).split(self.chunk) for value in (h, z)), strict=True)
+        outs = [recompute(self.decoder, *part) for part in parts]
+        return {k: torch.cat([out[k] for out in outs]).unflatten(0, h.shape[:2]) for k in outs[0]}
 
     def observe(
         self, embed: Tensor, action: Tensor, is_first: Tensor, carry: Carry, noise: Tensor
@@ -113,19 +150,19 @@ class WorldModel(nn.Module):
     def observe_parallel(
         self, projected: Tensor, previous: Tensor, is_first: Tensor, carry: Carry, noise: Tensor
     ) -> tuple[dict[str, Any], Any]:
-        post = self.log_probs(self.posterior(projected))
-        z = latent.sample(post, noise).flatten(-2)
+        logits = self.posterior(projected)
+        z = self.sample(logits, noise)
         z_before = torch.cat([carry["z"][:, None], z[:, :-1]], 1)
         z_before = torch.where(is_first[..., None], 0.0, z_before)
         u = torch.cat([z_before, previous], -1)
         h, x, core, context = self.core.scan(u, is_first, carry["core"])
-        return {"h": h, "x": x, "z": z, "post": post, "context": context}, core
+        return {"h": h, "x": x, "z": z, "post": self.log_probs(logits), "context": context}, core
 
     def observe_recurrent(
         self, projected: Tensor, previous: Tensor, is_first: Tensor, carry: Carry, noise: Tensor
     ) -> tuple[dict[str, Any], Any]:
         state, z = carry["core"], carry["z"]
-        prepared = self.core.prepare()
+        prepared, posterior = self.core.prepare(), self.posterior.prepare()
         keys = ("h", "x", "z", "post")
         steps: dict[str, list[Tensor]] = {key: [] for key in keys}
         states: dict[str, list[Tensor]] = {key: [] for key in state}
@@ -134,13 +171,14 @@ class WorldModel(nn.Module):
         for seen, action, first, random in zip(*inputs, strict=True):
             u = torch.cat([torch.where(first[:, None], 0.0, z), action], -1)
             h, x, state = self.core.step(u, first, state, prepared)
-            post = self.log_probs(self.posterior(seen, h))
-            z = latent.sample(post, random).flatten(-2)
-            for key, value in zip(keys, (h, x, z, post), strict=True):
+            logits = self.posterior.step(seen, h, posterior)
+            z = self.sample(logits, random)
+            for key, value in zip(keys, (h, x, z, logits), strict=True):
                 steps[key].append(value)
             for key, value in state.items():
                 states[key].append(value)
         out = {key: torch.stack(values, 1) for key, values in steps.items()}
+        out["post"] = self.log_probs(out["post"])
         context = {key: torch.stack(values, 1) for key, values in states.items()}
         return {**out, "context": context}, state
 
@@ -152,8 +190,11 @@ class WorldModel(nn.Module):
         z, action = (torch.where(first, 0.0, carry[key]) for key in ("z", "action"))
         h, x, core = self.core.step(torch.cat([z, action], -1), is_first, carry["core"])
         projected = self.posterior.project(self.encoder(obs))
-        post = self.log_probs(self.posterior(projected, h if self.recurrent else None))
-        z = latent.sample(post, noise).flatten(-2)
+        if self.recurrent:
+            logits = self.posterior.step(projected, h, self.posterior.prepare())
+        else:
+            logits = self.posterior(projected)
+        z = self.sample(logits, noise)
         return {"h": h, "x": x, "z": z}, {"core": core, "z": z, "action": carry["action"]}
 
     def predict_reward(self, h: Tensor, z: Tensor) -> Tensor:
@@ -172,8 +213,8 @@ class WorldModel(nn.Module):
         the latents of `observe`.
         """
         obs = {key: batch[key] for key in self.obs_space}
-        out, _ = self.observe(self.encoder(obs), batch["action"], batch["is_first"], carry, noise)
-        prior = self.prior_log_probs(out["h"])
+        out, _ = self.observe(self.encode(obs), batch["action"], batch["is_first"], carry, noise)
+        prior = self.log_probs(self.prior(out["h"]))
         losses = {}
         losses["dyn"], losses["rep"] = latent.kl_losses(out["post"], prior, self.free)
         features = torch.cat([out["h"], out["z"]], -1)
@@ -182,7 +223,7 @@ class WorldModel(nn.Module):
         target = (1 - batch["is_terminal"].float()) * self.discount
         logits = self.cont(features).float().squeeze(-1)
         losses["cont"] = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
-        prediction = self.decoder(out["h"], out["z"])
+        prediction = self.decode(out["h"], out["z"])
         losses.update(self.decoder.losses(prediction, obs))
         out["prior_entropy"], out["post_entropy"] = (
             latent.entropy(value.detach()) for value in (prior, out["post"])

@@ -92,7 +92,7 @@ def test_kl_by_hand():
 def test_free_nats_floor_the_loss_and_stop_its_gradient():
     post = torch.randn(1, 1, 2, 3, requires_grad=True)
     prior = torch.randn(1, 1, 2, 3, requires_grad=True)
-    post_logp, prior_logp = latent.mix_uniform(post, 0.01), latent.mix_uniform(prior, 0.01)
+    post_logp, prior_logp = latent.mixed_log_probs(post, 0.01), latent.mixed_log_probs(prior, 0.01)
     dyn, rep = latent.kl_losses(post_logp, prior_logp, free=100.0)
     assert dyn.item() == rep.item() == 100.0
     grads = torch.autograd.grad(dyn.sum() + rep.sum(), [post, prior])
@@ -103,15 +103,15 @@ def test_free_nats_floor_the_loss_and_stop_its_gradient():
 
 
 def test_uniform_share_bounds_every_probability():
-    logp = latent.mix_uniform(torch.tensor([1000.0, 0.0, 0.0, 0.0]), 0.01)
+    logp = latent.mixed_log_probs(torch.tensor([1000.0, 0.0, 0.0, 0.0]), 0.01)
     torch.testing.assert_close(logp.exp(), torch.tensor([0.9925, 0.0025, 0.0025, 0.0025]))
 
 
 def test_samples_are_one_hot_follow_the_probabilities_and_pass_gradients():
     logits = torch.tensor([0.1, 0.2, 0.7]).log().requires_grad_()
-    logp = latent.mix_uniform(logits.expand(20000, 3), 0.0)
+    logp = latent.mixed_log_probs(logits.expand(20000, 3), 0.0)
     random = torch.Generator().manual_seed(0)
-    z = latent.sample(logp, latent.exponential_like(logp, random))
+    z = latent.sample(logp.exp(), latent.exponential_like(logp, random))
     assert set(z.detach().sum(-1).round(decimals=5).tolist()) == {1.0}
     torch.testing.assert_close(z.mean(0), torch.tensor([0.1, 0.2, 0.7]), atol=0.02, rtol=0)
     (grad,) = torch.autograd.grad(z[:, 0].mean(), logits)

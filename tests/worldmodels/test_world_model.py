@@ -4,10 +4,12 @@ import dataclasses
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from agent.auto import fake_batch
 from agent.update import Update
 from envs.env import Space
+from worldmodels.decoder import RepeatConv, interleave
 from worldmodels.world_model import WorldModel
 
 OBS = {
@@ -48,6 +50,54 @@ def test_acting_gives_the_latents_of_training_on_uint8_images(world, tiny):
             carry["action"] = batch["encoded"][:, t]
             for key in ("h", "x", "z"):
                 torch.testing.assert_close(latents[key], out[key][:, t], atol=1e-5, rtol=1e-5)
+
+
+def test_convolving_a_repeated_image_needs_no_repeated_image():
+    torch.manual_seed(0)
+    conv = RepeatConv(3, 2).double()
+    torch.nn.init.normal_(conv.bias)
+    image = torch.randn(2, 3, 4, 5, dtype=torch.float64)
+    repeated = F.interpolate(image, scale_factor=2, mode="nearest")
+    expected = F.conv2d(repeated, conv.weight, conv.bias, padding=2)
+    torch.testing.assert_close(interleave(conv(image)), expected)
+
+
+def test_strided_convolutions_replace_pooled_ones(tiny):
+    obs = {"image": OBS["image"]}
+    image = torch.randint(0, 256, (2, 1, 32, 32, 3), dtype=torch.uint8)
+    kernels, shapes = {}, {}
+    for conv in ("pool", "strided"):
+        world = WorldModel(tiny("--core", "gru", "--model.conv", conv), obs, ACT)
+        convs = [*world.encoder.convs, *world.decoder.convs, world.decoder.leave]
+        kernels[conv] = {layer.kernel_size for layer in convs}
+        embed = world.encoder({"image": image})
+        h, z = torch.randn(2, 1, world.core.out), torch.randn(2, 1, world.z)
+        shapes[conv] = embed.shape, world.decoder(h, z)["image"].shape
+    assert kernels == {"pool": {(5, 5)}, "strided": {(4, 4)}}
+    assert shapes["pool"] == shapes["strided"]
+    assert shapes["pool"][1] == image.shape
+
+
+@pytest.mark.parametrize("chunk", ["1", "4", "100"])
+def test_chunks_change_memory_and_nothing_else(tiny, chunk):
+    torch.manual_seed(0)
+    worlds = [WorldModel(tiny("--core", "gru", "--model.chunk", n), OBS, ACT) for n in ("0", chunk)]
+    worlds[1].load_state_dict(worlds[0].state_dict())
+    batch = batch_of(worlds[0], tiny)
+    batch["action"], noise = batch["encoded"], worlds[0].noise(2, 7)
+    grads, saved = [], [0, 0]
+    for index, world in enumerate(worlds):
+
+        def count(value, index=index):
+            saved[index] += value.numel()
+            return value
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda value: value):
+            losses, _ = world.losses(batch, world.initial(2), noise)
+        sum(loss.sum() for loss in losses.values()).backward()
+        grads.append([param.grad for param in world.parameters()])
+    torch.testing.assert_close(*grads, atol=1e-4, rtol=1e-4)
+    assert saved[1] < 0.7 * saved[0]
 
 
 def test_nothing_before_is_first_reaches_what_follows(world, tiny):
