@@ -107,31 +107,32 @@ class Update(nn.Module):
     def imagination_losses(
         self, trajectory: Trajectory
     ) -> tuple[dict[str, Tensor], Tensor, dict[str, Tensor]]:
-        """Policy and value losses (N, H), the return of every start (N,), and metrics."""
+        """Policy and value losses (H, N), the return of every start (N,), and metrics."""
         behaviour, world = self.config.behaviour, self.world
         dynamics = behaviour.actor_grad == "dynamics"
-        h, x, z = trajectory.h, trajectory.x, trajectory.z
-        logits = self.critic(h.detach(), x.detach(), z.detach())
+        hz, x = trajectory.hz, trajectory.x
+        frozen = hz.detach(), None if x is None else x.detach()
+        logits = self.critic(*frozen)
         # Returns are differentiated only by the dynamics gradient, and never move the critic.
         with torch.set_grad_enabled(dynamics):
-            reward = world.predict_reward(h[:, 1:], z[:, 1:])
-            cont = world.predict_cont(h, z)
-            value = self.value(self.critic(h, x, z) if dynamics else logits)
-            returns = lambda_return(reward, cont[:, 1:], value[:, 1:], behaviour.lam)
+            reward = world.predict_reward(hz[1:])
+            cont = world.predict_cont(hz)
+            value = self.value(self.critic(hz, x) if dynamics else logits)
+            returns = lambda_return(reward.T, cont[1:].T, value[1:].T, behaviour.lam).T
         discount = world.discount
         # The first factor is the model's own estimate that the start is not an end.
-        weight = (cont.detach().cumprod(1) / discount)[:, :-1]
+        weight = (cont.detach().cumprod(0) / discount)[:-1]
         with torch.no_grad():
             rate = behaviour.return_rate if self.training else 0.0
             self.return_range.lerp_(percentile_range(returns.detach()), rate)
         low, high = self.return_range
         scale = (high - low).clamp(min=behaviour.return_floor)
-        advantage = (returns - value[:, :-1]) / scale
+        advantage = (returns - value[:-1]) / scale
         logp, entropy = self.policy.log_prob_entropy(trajectory.out, trajectory.action.detach())
         gain = advantage if dynamics else logp * advantage.detach()
         policy_loss = -weight * (gain + behaviour.entropy * entropy)
-        frozen = [part[:, :-1].detach() for part in (h, x, z)]
-        value_loss = weight * self.critic_loss(logits[:, :-1], frozen, returns.detach())
+        before = tuple(None if part is None else part[:-1] for part in frozen)
+        value_loss = weight * self.critic_loss(logits[:-1], before, returns.detach())
         metrics = {
             "policy/entropy": entropy.mean(),
             "policy/advantage": advantage.mean(),
@@ -144,9 +145,11 @@ class Update(nn.Module):
             "imagined/cont": cont.mean(),
         }
         losses = {"policy": policy_loss, "value": value_loss}
-        return losses, returns[:, 0].detach(), metrics
+        return losses, returns[0].detach(), metrics
 
-    def critic_loss(self, logits: Tensor, features: list[Tensor], target: Tensor) -> Tensor:
+    def critic_loss(
+        self, logits: Tensor, features: tuple[Tensor, Tensor | None], target: Tensor
+    ) -> Tensor:
         """Two-hot loss of the critic's `logits` at `features` towards `target`, plus the pull
         towards the slow critic."""
         with torch.no_grad():
@@ -168,7 +171,7 @@ class Update(nn.Module):
         mix = (1 - batch["is_last"][:, 1:].float()) * self.config.behaviour.lam
         returns = lambda_return(batch["reward"][:, 1:].float(), live, boot[:, 1:], mix)
         weight = 1 - batch["is_last"][:, :-1].float()
-        features = [start[key][:, -count:-1] for key in ("h", "x", "z")]
+        features = start["hz"][:, -count:-1], start["x"][:, -count:-1]
         return weight * self.critic_loss(self.critic(*features), features, returns)
 
     def latent_metrics(self, batch: dict[str, Tensor], start: dict[str, Any]) -> dict[str, Tensor]:

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from worldmodels.dists import symlog
-from worldmodels.encoder import MULTIPLES, Conv, NormSiLU, image_grid
-from worldmodels.layers import MLP, BlockLinear, Dense, Linear, init_weight
+from worldmodels.encoder import MULTIPLES, Conv, image_grid
+from worldmodels.layers import MLP, BlockLinear, Dense, Linear, RMSNorm, init_weight
 
 # Where the five taps of a kernel fall among the three coarse pixels around one coarse pixel, for
 # the even and the odd fine pixel that it becomes.
@@ -87,12 +87,12 @@ class Decoder(nn.Module):
             blocks = 8 if h % 8 == 0 and self.channels % 8 == 0 else 1
             self.from_h = BlockLinear(blocks, h // blocks, size // blocks)
             self.from_z = nn.Sequential(Dense(z, 2 * units), Linear(2 * units, size))
-            self.enter = NormSiLU(self.channels)
+            self.enter = RMSNorm(self.channels, silu=True)
             widths = [depth * multiple for multiple in reversed(MULTIPLES)]
             pairs = list(itertools.pairwise(widths))
             layer = RepeatConv if conv == "pool" else TransposedConv
             self.convs = nn.ModuleList(layer(a, b) for a, b in pairs)
-            self.norms = nn.ModuleList(NormSiLU(b) for _, b in pairs)
+            self.norms = nn.ModuleList(RMSNorm(b, silu=True) for _, b in pairs)
             self.leave = layer(widths[-1], sum(spaces[k].shape[2] for k in self.images))
         if self.vectors:
             self.mlp = MLP(h + z, units, layers)

@@ -61,13 +61,6 @@ class StridedConv(nn.Conv2d):
         self.to(memory_format=torch.channels_last)
 
 
-class NormSiLU(RMSNorm):
-    """RMSNorm over the last axis, then SiLU."""
-
-    def forward(self, value: Tensor) -> Tensor:
-        return F.silu(super().forward(value))
-
-
 class Encoder(nn.Module):
     """Dict of (..., shape) observations -> (..., E). `out` is E."""
 
@@ -89,7 +82,7 @@ class Encoder(nn.Module):
             pairs = list(itertools.pairwise(channels))
             layer = PooledConv if conv == "pool" else StridedConv
             self.convs = nn.ModuleList(layer(a, b) for a, b in pairs)
-            self.norms = nn.ModuleList(NormSiLU(b) for _, b in pairs)
+            self.norms = nn.ModuleList(RMSNorm(b, silu=True) for _, b in pairs)
             self.out += rows * columns * channels[-1]
         if self.vectors:
             width = sum(sum(self.classes.get(k, spaces[k].shape)) for k in self.vectors)

@@ -13,7 +13,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from worldmodels.core import SequenceCore, State
@@ -48,7 +47,7 @@ class GRU(SequenceCore):
         self.mix_blocks = BlockLinear(blocks, deter // blocks, deter // blocks)
         for layer in (self.mix_u, self.mix_h, self.mix_blocks):
             init_weight(layer.weight, 3 * hidden + deter // blocks)
-        self.norm = RMSNorm(deter)
+        self.norm = RMSNorm(deter, silu=True)
         self.gates = BlockLinear(blocks, deter // blocks, 3 * deter // blocks)
         self.gate_bias = torch.nn.Parameter(torch.zeros(blocks, 3 * deter // blocks))
 
@@ -72,9 +71,9 @@ class GRU(SequenceCore):
         return Prepared(*products, bias)
 
     def advance(self, inputs: Tensor, h: Tensor, prepared: Prepared) -> Tensor:
-        linear, norm, act = self.from_h
-        hidden = prepared.mix_h(act(norm(prepared.from_h(h) + linear.bias)))
-        hidden = F.silu(self.norm(hidden + inputs + prepared.mix_blocks(h).flatten(-2)))
+        linear, norm = self.from_h
+        hidden = prepared.mix_h(norm(prepared.from_h(h) + linear.bias))
+        hidden = self.norm(hidden + inputs + prepared.mix_blocks(h).flatten(-2))
         gates = prepared.gates(hidden).to(h.dtype) + prepared.gate_bias
         reset, cand, update = gates.chunk(3, -1)  # (B, blocks, D / blocks) each
         cand = torch.tanh(torch.sigmoid(reset) * cand)

@@ -31,13 +31,15 @@ class FeatureHead(nn.Module):
         super().__init__()
         assert features in FEATURES, features
         h, x, z = widths
-        self.features = features
+        self.features, self.h = features, h
         self.inputs = z + (h if features != "hidden" else 0) + (x if features != "output" else 0)
         self.norm = RMSNorm(x) if norm and features != "output" else None
         self.mlp = MLP(self.inputs, units, layers, outputs, outscale)
 
-    def forward(self, h: Tensor, x: Tensor, z: Tensor) -> Tensor:
-        parts = [] if self.features == "hidden" else [h]
-        if self.features != "output":
-            parts.append(x if self.norm is None else self.norm(x))
-        return self.mlp(torch.cat([*parts, z], -1)).float()
+    def forward(self, hz: Tensor, x: Tensor | None) -> Tensor:
+        """hz (..., D+Z): h and z side by side; x (..., X) is not looked at by `output`."""
+        if x is None or self.features == "output":
+            return self.mlp(hz).float()
+        x = x if self.norm is None else self.norm(x)
+        rest = hz if self.features == "full" else hz[..., self.h :]
+        return self.mlp(torch.cat([rest, x], -1)).float()

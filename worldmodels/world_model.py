@@ -43,7 +43,7 @@ class Posterior(nn.Module):
         if h:
             self.from_h = nn.Linear(h, hidden, bias=False)
             init_weight(self.from_h.weight, embed + h)
-        self.norm = RMSNorm(hidden)
+        self.norm = RMSNorm(hidden, silu=True)
         self.out = Linear(hidden, outputs)
 
     def project(self, embed: Tensor) -> Tensor:
@@ -56,14 +56,14 @@ class Posterior(nn.Module):
 
     def forward(self, projected: Tensor) -> Tensor:
         """Logits of q(z | o)."""
-        return self.out(F.silu(self.norm(projected)))
+        return self.out(self.norm(projected))
 
     def step(
         self, projected: Tensor, h: Tensor, prepared: tuple[LoopProduct, LoopProduct]
     ) -> Tensor:
         """Logits of q(z | h, o)."""
         from_h, out = prepared
-        return out(F.silu(self.norm(projected + from_h(h)))) + self.out.bias
+        return out(self.norm(projected + from_h(h))) + self.out.bias
 
 
 class WorldModel(nn.Module):
@@ -185,7 +185,10 @@ class WorldModel(nn.Module):
     def step(
         self, obs: dict[str, Tensor], is_first: Tensor, carry: Carry, noise: Tensor
     ) -> tuple[dict[str, Tensor], Carry]:
-        """Acting: one observation (B, ...) to h, x, z (B, ...); the action is filled in later."""
+        """Acting: one observation (B, ...) to `hz`, h and z side by side, and x (B, ...).
+
+        The action of the carry is filled in later.
+        """
         first = is_first[:, None]
         z, action = (torch.where(first, 0.0, carry[key]) for key in ("z", "action"))
         h, x, core = self.core.step(torch.cat([z, action], -1), is_first, carry["core"])
@@ -195,14 +198,15 @@ class WorldModel(nn.Module):
         else:
             logits = self.posterior(projected)
         z = self.sample(logits, noise)
-        return {"h": h, "x": x, "z": z}, {"core": core, "z": z, "action": carry["action"]}
+        latents = {"hz": torch.cat([h, z], -1), "x": x}
+        return latents, {"core": core, "z": z, "action": carry["action"]}
 
-    def predict_reward(self, h: Tensor, z: Tensor) -> Tensor:
-        return twohot_mean(self.reward(torch.cat([h, z], -1)), self.bins)
+    def predict_reward(self, hz: Tensor) -> Tensor:
+        return twohot_mean(self.reward(hz), self.bins)
 
-    def predict_cont(self, h: Tensor, z: Tensor) -> Tensor:
+    def predict_cont(self, hz: Tensor) -> Tensor:
         """Probability of going on times the discount, which this head has learned."""
-        return torch.sigmoid(self.cont(torch.cat([h, z], -1)).float().squeeze(-1))
+        return torch.sigmoid(self.cont(hz).float().squeeze(-1))
 
     def losses(
         self, batch: dict[str, Tensor], carry: Carry, noise: Tensor
@@ -210,18 +214,18 @@ class WorldModel(nn.Module):
         """World-model losses, each (B, T): dyn, rep, reward, cont and one a decoded key.
 
         batch: observations, action (B, T, A) encoded, reward, is_first, is_terminal. Also returns
-        the latents of `observe`.
+        the latents of `observe`, and `hz` (B, T, D + S*C), which every head reads.
         """
         obs = {key: batch[key] for key in self.obs_space}
         out, _ = self.observe(self.encode(obs), batch["action"], batch["is_first"], carry, noise)
         prior = self.log_probs(self.prior(out["h"]))
         losses = {}
         losses["dyn"], losses["rep"] = latent.kl_losses(out["post"], prior, self.free)
-        features = torch.cat([out["h"], out["z"]], -1)
-        losses["reward"] = twohot_loss(self.reward(features), batch["reward"], self.bins)
+        out["hz"] = torch.cat([out["h"], out["z"]], -1)
+        losses["reward"] = twohot_loss(self.reward(out["hz"]), batch["reward"], self.bins)
         # The discount is folded into the continue target (DreamerV3 code, `contdisc`).
         target = (1 - batch["is_terminal"].float()) * self.discount
-        logits = self.cont(features).float().squeeze(-1)
+        logits = self.cont(out["hz"]).float().squeeze(-1)
         losses["cont"] = F.binary_cross_entropy_with_logits(logits, target, reduction="none")
         prediction = self.decode(out["h"], out["z"])
         losses.update(self.decoder.losses(prediction, obs))

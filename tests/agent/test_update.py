@@ -56,12 +56,12 @@ def test_imagination_starts_from_the_last_steps_of_each_row(tiny):
     batch["action"] = update.policy.encode(batch["action"])
     _, start = update.world.losses(batch, update.world.initial(2), noise["post"])
     trajectory = imagine(update.world, update.actor, update.policy, start, noise, False, 4)
-    torch.testing.assert_close(trajectory.h[:, 0], start["h"][:, -4:].flatten(0, 1))
+    torch.testing.assert_close(trajectory.hz[0], start["hz"][:, -4:].flatten(0, 1))
     # The roll goes on from the same steps as the features: one step by hand from the context.
     context = {key: value[:, -4:].flatten(0, 1) for key, value in start["context"].items()}
-    u = torch.cat([trajectory.z[:, 0], trajectory.action[:, 0]], -1)
+    u = torch.cat([start["z"][:, -4:].flatten(0, 1), trajectory.action[0]], -1)
     h, _, _ = update.world.core.step(u, None, context)
-    torch.testing.assert_close(trajectory.h[:, 1], h)
+    torch.testing.assert_close(trajectory.hz[1, :, : h.shape[-1]], h)
     with pytest.raises(ValueError, match=r"behaviour\.starts 1"):
         make(tiny("--behaviour.starts", "1"))
 
@@ -211,7 +211,7 @@ def test_value_of_a_constant_reward_under_a_time_limit(truncation, updates, atol
     with torch.no_grad():
         full = {**batch, "action": update.policy.encode(actions)}
         _, out = update.world.losses(full, update.world.initial(4), update.world.noise(4, 42))
-        value = update.value(update.critic(out["h"], out["x"], out["z"])).mean(0)[21:41]
+        value = update.value(update.critic(out["hz"], out["x"])).mean(0)[21:41]
     left = torch.arange(20, 0, -1)
     expected = 10 * torch.ones(20) if truncation == "bootstrap" else 10 * (1 - 0.9**left)
     torch.testing.assert_close(value, expected, rtol=0.05, atol=atol)

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 from worldmodels import latent
 from worldmodels.dists import (
@@ -15,6 +16,7 @@ from worldmodels.dists import (
     twohot_losses,
     twohot_mean,
 )
+from worldmodels.layers import NORM_EPS, FusedNorm
 
 BINS = make_bins()
 
@@ -121,3 +123,14 @@ def test_samples_are_one_hot_follow_the_probabilities_and_pass_gradients():
 
 def test_entropy_of_a_fair_coin_is_log_two():
     assert latent.entropy(torch.tensor([[0.5, 0.5]]).log()).item() == pytest.approx(math.log(2))
+
+
+@pytest.mark.parametrize("silu", [False, True])
+def test_fused_norm_is_rms_norm_then_silu_with_its_gradients(silu):
+    torch.manual_seed(0)
+    value = torch.randn(2, 3, 5, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(5, dtype=torch.float64, requires_grad=True)
+    expected = F.rms_norm(value, (5,), weight, NORM_EPS)
+    expected = F.silu(expected) if silu else expected
+    torch.testing.assert_close(FusedNorm.apply(value, weight, silu), expected)
+    assert torch.autograd.gradcheck(lambda *args: FusedNorm.apply(*args, silu), (value, weight))
