@@ -22,6 +22,7 @@ from agent.loop import Loop
 from agent.summary import model_summary
 from agent.update import Update
 from configs import load as configs
+from configs.mkl import choose_products
 from configs.schema import Config
 from envs.env import Env
 from envs.make import cheap, make_env, reset_ticks
@@ -33,8 +34,8 @@ from replay.replay import Replay
 log = logging.getLogger("agent")
 
 # May differ between a run and its resumption; everything else must agree.
-FREE_AT_RESUME = ("steps", "logdir", "log.", "checkpoint.", "threads", "device", "env.timeout",
-                  "env.restarts_per_hour", "replay.ram_gb", "precision")  # fmt: skip
+FREE_AT_RESUME = ("steps", "logdir", "log.", "checkpoint.", "threads", "products", "device",
+                  "env.timeout", "env.restarts_per_hour", "replay.ram_gb", "precision")  # fmt: skip
 
 
 class RunError(ValueError):
@@ -133,6 +134,7 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
         config = note(auto.choose_device(config))
         config = note(auto.choose_threads(config))
         config = note(auto.choose_envs(config, cheap(config.task)))
+    reasons.append(choose_products(config.products))
     torch.set_num_threads(max(1, config.threads))
     seed_everything(config.seed)
     env, make = config.env, env_maker(config)

@@ -18,21 +18,23 @@ ANSWER_TRUE = b"\xb8\x01\x00\x00\x00\xc3"  # mov eax, 1; ret
 READ, WRITE, EXECUTE = 1, 2, 4
 
 
-def use_fast_products() -> str:
-    """Replace the answer; to be called after torch is imported and before its first product.
+def choose_products(products: str) -> str:
+    """Apply the setting `products`; after torch is imported and before its first product.
 
     Returns one line for the record: what was done, or why nothing was.
     """
+    if products == "shipped":
+        return "products as shipped: as asked"
     if sys.platform != "linux" or platform.machine() != "x86_64":
-        return "as shipped: not Linux on x86-64"
+        return "products as shipped: not Linux on x86-64"
     package = Path(sys.modules["torch"].__file__ or "").parent
     library = package / "lib" / "libtorch_cpu.so"
     try:
         question = ctypes.CDLL(str(library)).mkl_serv_intel_cpu_true
     except (OSError, AttributeError):
-        return "as shipped: this PyTorch has no MKL that asks for the processor's maker"
+        return "products as shipped: this PyTorch has no MKL that asks for the processor's maker"
     if question():
-        return "as shipped: MKL takes its fast path by itself"
+        return "products as shipped: MKL takes its fast path by itself"
     address = ctypes.cast(question, ctypes.c_void_p).value
     assert address is not None
     start = address - address % mmap.PAGESIZE
@@ -40,7 +42,7 @@ def use_fast_products() -> str:
     protect = ctypes.CDLL(None).mprotect
     protect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     if protect(start, length, READ | WRITE):
-        return "as shipped: the system does not let a program change its own code"
+        return "products as shipped: the system does not let a program change its own code"
     ctypes.memmove(address, ANSWER_TRUE, len(ANSWER_TRUE))
     protect(start, length, READ | EXECUTE)
-    return "MKL's fast path, which it does not take by itself on this processor"
+    return "products by MKL's fast path, which it does not take by itself on this processor"

@@ -172,6 +172,9 @@ class Config:
         "auto", "auto: one update is timed each way at start and the faster kept"
     )
     threads: int = setting(0, "CPU threads of the learner; 0: automatic")
+    products: Literal["auto", "shipped"] = setting(
+        "auto", "auto: MKL's fast path also where the processor is not Intel's; shipped: as it is"
+    )
     env: EnvConfig = setting(EnvConfig(), "environments")
     replay: ReplayConfig = setting(ReplayConfig(), "replay buffer")
     batch: BatchConfig = setting(BatchConfig(), "batch shape")
