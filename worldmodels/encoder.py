@@ -44,11 +44,40 @@ class Conv(nn.Conv2d):
         self.to(memory_format=torch.channels_last)
 
 
+class MaxPool(torch.autograd.Function):
+    """2x2 max-pooling of channels-last images that keeps one small index a window.
+
+    PyTorch's own keeps its input, the largest tensor of the whole model, and indices of 64 bits.
+    """
+
+    WINDOW = ([2, 2], [2, 2], [0, 0], [1, 1], False)  # size, stride, padding, dilation, ceil mode
+
+    @staticmethod
+    def forward(ctx: Any, image: Tensor) -> Tensor:
+        out, index = torch.ops.aten.max_pool2d_with_indices(image, *MaxPool.WINDOW)
+        pixels = image.shape[2] * image.shape[3]
+        ctx.save_for_backward(index.to(torch.int16 if pixels <= 2**15 else torch.int32))
+        ctx.shape = image.shape
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        (index,) = ctx.saved_tensors
+        # Its shape and layout matter, its values do not.
+        image = torch.empty(
+            ctx.shape, dtype=grad.dtype, device=grad.device, memory_format=torch.channels_last
+        )
+        grad = grad.contiguous(memory_format=torch.channels_last)
+        return torch.ops.aten.max_pool2d_with_indices_backward(
+            grad, image, *MaxPool.WINDOW, index.long()
+        )
+
+
 class PooledConv(Conv):
     """5x5 convolution at full resolution, then 2x2 max-pooling: (N, C, H, W) to half of H and W."""
 
     def forward(self, image: Tensor) -> Tensor:
-        return F.max_pool2d(super().forward(image), 2)
+        return MaxPool.apply(super().forward(image))
 
 
 class StridedConv(nn.Conv2d):

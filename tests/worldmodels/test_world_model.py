@@ -10,6 +10,7 @@ from agent.auto import fake_batch
 from agent.update import Update
 from envs.env import Space
 from worldmodels.decoder import RepeatConv, interleave
+from worldmodels.encoder import MaxPool
 from worldmodels.world_model import WorldModel
 
 OBS = {
@@ -60,6 +61,16 @@ def test_convolving_a_repeated_image_needs_no_repeated_image():
     repeated = F.interpolate(image, scale_factor=2, mode="nearest")
     expected = F.conv2d(repeated, conv.weight, conv.bias, padding=2)
     torch.testing.assert_close(interleave(conv(image)), expected)
+
+
+def test_pooling_that_keeps_less_has_the_same_values_and_gradients():
+    torch.manual_seed(0)
+    image = torch.randn(2, 3, 6, 8).contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight = torch.randn(2, 3, 3, 4)
+    ours = torch.autograd.grad((MaxPool.apply(image) * weight).sum(), image)
+    theirs = torch.autograd.grad((F.max_pool2d(image, 2) * weight).sum(), image)
+    torch.testing.assert_close(MaxPool.apply(image), F.max_pool2d(image, 2))
+    torch.testing.assert_close(ours, theirs)
 
 
 def test_strided_convolutions_replace_pooled_ones(tiny):
