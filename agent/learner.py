@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import logging
+import time
 from typing import Any
 
 import torch
@@ -12,15 +14,42 @@ from agent import seeding
 from agent.optim import LaProp
 from agent.update import Update
 
+log = logging.getLogger("agent")
+
 
 class NonFiniteError(FloatingPointError):
     """A loss or gradient is not finite; nothing of that update was kept that matters."""
 
 
+class Compiled:
+    """`update` compiled for the shapes of its first call; when that fails, it says so and goes on
+    without."""
+
+    def __init__(self, update: Update):
+        self.plain, self.compiled = update, torch.compile(update, dynamic=False)
+        self.called = False
+
+    def __call__(self, *args: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        if self.called:
+            return self.compiled(*args)
+        self.called = True
+        log.info("compiling the update; this takes minutes, once a machine and shape")
+        start = time.monotonic()
+        try:
+            result = self.compiled(*args)
+        except Exception as error:  # whatever compilers raise: no C++ compiler, unknown operator
+            log.warning("not compiled, going on without: %s", str(error).strip().splitlines()[0])
+            self.compiled = self.plain
+            return self.plain(*args)
+        log.info("compiled the forward in %.0f s", time.monotonic() - start)
+        return result
+
+
 class Learner:
-    def __init__(self, update: Update, seed: int, precision: str):
+    def __init__(self, update: Update, seed: int, precision: str, compiled: bool = False):
         """precision: `float32`, or `bfloat16` for autocast of matrix products and convolutions."""
         self.update = update
+        self.forward = Compiled(update) if compiled else update
         self.device = update.return_range.device
         self.optimizer = LaProp(update.trainable(), update.config.optim)
         self.seed, self.precision = seed, precision
@@ -44,7 +73,7 @@ class Learner:
         rows, length = batch["reward"].shape
         noise = self.update.noise(rows, length, random)
         with self.autocast():
-            loss, metrics = self.update(batch, noise)
+            loss, metrics = self.forward(batch, noise)
         loss.backward()
         norms = self.optimizer.step()
         self.update.update_slow()

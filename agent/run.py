@@ -34,8 +34,11 @@ from replay.replay import Replay
 log = logging.getLogger("agent")
 
 # May differ between a run and its resumption; everything else must agree.
-FREE_AT_RESUME = ("steps", "logdir", "log.", "checkpoint.", "threads", "products", "device",
-                  "env.timeout", "env.restarts_per_hour", "replay.ram_gb", "precision")  # fmt: skip
+FREE_AT_RESUME = (
+    *("steps", "logdir", "log.", "checkpoint.", "replay.ram_gb"),
+    *("device", "precision", "threads", "products", "compile"),
+    *("env.timeout", "env.restarts_per_hour"),
+)
 
 
 class RunError(ValueError):
@@ -185,7 +188,7 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
         if not parts:
             (folder / "model.txt").write_text(model_summary(update, flops))
         logger = Logger(folder, parts["run"]["agent_step"] * env.repeat if parts else 0)
-        learner = Learner(update, config.seed, config.precision)
+        learner = Learner(update, config.seed, config.precision, config.compile == "yes")
         actor = Actor(update, env.count, config.seed)
         loop = Loop(
             config, pool, actor, learner, replay, loader, logger, terminal, checkpoints, flops

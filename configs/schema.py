@@ -171,6 +171,9 @@ class Config:
     precision: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", "auto: one update is timed each way at start and the faster kept"
     )
+    compile: Literal["no", "yes"] = setting(
+        "no", "compile the update, but for loops over T; needs a C++ compiler and minutes at start"
+    )
     threads: int = setting(0, "CPU threads of the learner; 0: automatic")
     products: Literal["auto", "shipped"] = setting(
         "auto", "auto: MKL's fast path also where the processor is not Intel's; shipped: as it is"

@@ -89,6 +89,7 @@ class GRU(SequenceCore):
         h = self.advance(self.inputs(u), h, prepared or self.prepare())
         return h, h, {"h": h}
 
+    @torch.compiler.disable  # unrolled over T, the graph would take too long to compile
     def scan(
         self, u: Tensor, is_first: Tensor, state: State, plan: Any = None
     ) -> tuple[Tensor, Tensor, State, State]:

@@ -158,6 +158,7 @@ class WorldModel(nn.Module):
         h, x, core, context = self.core.scan(u, is_first, carry["core"])
         return {"h": h, "x": x, "z": z, "post": self.log_probs(logits), "context": context}, core
 
+    @torch.compiler.disable  # unrolled over T, the graph would take too long to compile
     def observe_recurrent(
         self, projected: Tensor, previous: Tensor, is_first: Tensor, carry: Carry, noise: Tensor
     ) -> tuple[dict[str, Any], Any]:

@@ -9,7 +9,7 @@ import torch
 from agent import seeding
 from agent.auto import fake_batch
 from agent.imagination import imagine
-from agent.learner import Learner, NonFiniteError
+from agent.learner import Compiled, Learner, NonFiniteError
 from agent.update import Update
 from configs.load import replace_flat, resolve
 from envs.env import Space
@@ -215,6 +215,37 @@ def test_value_of_a_constant_reward_under_a_time_limit(truncation, updates, atol
     left = torch.arange(20, 0, -1)
     expected = 10 * torch.ones(20) if truncation == "bootstrap" else 10 * (1 - 0.9**left)
     torch.testing.assert_close(value, expected, rtol=0.05, atol=atol)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("core", ["gru", "s3m"])
+def test_a_compiled_update_is_the_plain_one_and_is_compiled_once(tiny, core):
+    config = tiny("--core", core)
+    metrics = []
+    for compiled in (False, True):
+        learner = Learner(make(config), 0, "float32", compiled)
+        batch = fake_batch(learner.update, 2, 4)
+        learner.train(batch)
+        count = torch._dynamo.utils.counters["frames"]["total"]
+        metrics.append(learner.train(batch))
+        assert torch._dynamo.utils.counters["frames"]["total"] == count
+        assert isinstance(learner.forward, Compiled) == compiled
+    assert count > 0
+    torch.testing.assert_close(*metrics, atol=1e-4, rtol=1e-3)
+
+
+def test_an_update_that_cannot_be_compiled_goes_on_without(tiny, monkeypatch, caplog):
+    def refuse(*args):
+        raise RuntimeError("no compiler found")
+
+    monkeypatch.setattr(torch, "compile", lambda *args, **kwargs: refuse)
+    learner = Learner(make(tiny()), 0, "float32", True)
+    for _ in range(2):
+        learner.train(fake_batch(learner.update, 2, 16))
+    assert learner.updates == 2
+    assert [r.message for r in caplog.records if r.levelname == "WARNING"] == [
+        "not compiled, going on without: no compiler found"
+    ]
 
 
 def test_configuration_is_never_changed_by_an_update(tiny):
