@@ -11,14 +11,17 @@ LARGE = 2**31 - 1
 
 
 def prepare() -> None:
-    """Keep freed memory for the next update, and let idle OpenMP threads sleep.
+    """Keep freed memory for the next update, and let idle OpenMP threads sleep soon.
 
     glibc maps tensors over 32 MB afresh at each call and faults every page in again, which alone
-    can double the time of an update. OpenMP threads that spin take the core that an environment
-    worker needs; the library reads its setting once, so torch must not be imported before.
+    can double the time of an update. OpenMP threads that spin for long take the core that an
+    environment worker needs, but those that sleep at once are woken for every small operator, which
+    takes as long as the operator: they spin for some microseconds. The library reads its settings
+    once, so torch must not be imported before.
     """
     assert "torch" not in sys.modules, "prepare() must run before torch is imported"
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+    os.environ.setdefault("GOMP_SPINCOUNT", "1000")
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):
