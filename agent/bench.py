@@ -1,89 +1,243 @@
-"""What an update costs: `python -m agent.bench --size 1m --batch 16x64 --images no`.
+"""Where an update's time goes: `python -m agent.bench --size 1m --batch 16x64 --images no`.
 
-One row a core: seconds of the whole update, FLOPs by torch's counter, the matrix-product rate of
-this process for comparison, and the latency of acting for 1 and 8 environments.
+One row for each core, size, batch, images and precision; bench.md says how to read it.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import functools
+import itertools
 import json
+import os
+import platform
 import statistics
-import time
+import tempfile
+from pathlib import Path
+from typing import Any
 
 from configs import process
 
+if __name__ == "__main__":
+    process.prepare()  # before torch is imported
 
-def main() -> None:
-    parser = argparse.ArgumentParser("agent.bench", description=__doc__)
-    parser.add_argument("--cores", nargs="*", default=["gru", "s3m"], help="cores to time")
-    parser.add_argument("--size", default="1m", help="size preset")
-    parser.add_argument("--batch", default="16x64", help="BxT")
-    parser.add_argument("--images", default="no", choices=["yes", "no"], help="64x64x3 or 8 floats")
-    parser.add_argument("--rounds", type=int, default=3, help="timed rounds")
-    parser.add_argument("--threads", type=int, default=2, help="CPU threads")
-    parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
-    args = parser.parse_args()
+import torch
 
-    import numpy as np
-    import torch
+from agent import bound, growth, rates
+from agent.auto import fake_batch
+from agent.cell import PARTS, Cell, acting, filled, seconds, split
+from agent.peak import peak_apart
+from replay.loader import Loader
 
-    from agent.actor import Actor
-    from agent.auto import count_flops, fake_batch
-    from agent.learner import Learner
-    from agent.update import Update
-    from configs.load import resolve
-    from envs.env import Space
+SCHEMA = 1
+ENVIRONMENTS = (1, 8, 32)
+KEY = tuple(field.name for field in dataclasses.fields(Cell))
 
-    torch.set_num_threads(args.threads)
-    rows, length = map(int, args.batch.split("x"))
-    image = args.images == "yes"
-    obs = {"image": Space("image", (64, 64, 3))} if image else {"vector": Space("vector", (8,))}
-    act = Space("discrete", (1,), (6,))
-    square = torch.randn(1024, 1024)
-    start = time.perf_counter()
-    for _ in range(10):
-        square @ square
-    peak = 10 * 2 * 1024**3 / (time.perf_counter() - start)
-    print(f"matrix product {peak / 1e9:.0f} GFLOP/s in float32 on {args.threads} threads")
-    learners, flops = {}, {}
-    for core in args.cores:
-        torch.manual_seed(0)
-        config = resolve(["--core", core, "--size", args.size])
-        update = Update(config, obs, act)
-        flops[core] = count_flops(update, rows, length)
-        learners[core] = Learner(update, 0, args.precision)
-    batch = fake_batch(update, rows, length)
-    times: dict[str, list[float]] = {core: [] for core in args.cores}
-    for turn in range(args.rounds + 1):
-        for core, learner in learners.items():
-            start = time.perf_counter()
-            learner.train(batch)
-            if turn:
-                times[core].append(time.perf_counter() - start)
+Row = dict[str, Any]
+
+
+def machine(threads: int) -> dict[str, Any]:
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    names = [line.partition(":")[2].strip() for line in info.splitlines() if "model name" in line]
+    cuda = torch.cuda.is_available()
+    return {
+        "cpu": names[0] if names else platform.processor(),
+        "cores": len(os.sched_getaffinity(0)),
+        "threads": threads,
+        "gpu": torch.cuda.get_device_name() if cuda else "none",
+        "torch": torch.__version__,
+    }
+
+
+def timed(cells: list[Cell], rounds: int, found: bound.Rates) -> list[Row]:
+    """Rows of cells of one batch shape, but for peak memory; every round runs all of them."""
+    with tempfile.TemporaryDirectory() as folder:
+        ready = []
+        for cell in cells:
+            learner, (rows, length) = cell.learner(), cell.shape
+            replay = filled(Path(folder) / str(len(ready)), cell.obs, length)
+            loader = Loader(replay, rows, length, (0, 0), learner.device, depth=0)
+            ready.append((cell, learner, replay, loader))
+        out, reads = [], itertools.count()
+        for cell, learner, _, loader in ready:
+            batch = loader.next(next(reads))
+            learner.train(batch)  # warms up
+            row = {**dataclasses.asdict(cell), "seconds": [], "parts": {part: [] for part in PARTS}}
+            cost = bound.cost(functools.partial(learner.train, batch))
+            out.append({**row, **dataclasses.asdict(cost)})
+            out[-1]["bound"] = found.bound(cost, cell.precision)
+        for _ in range(rounds):
+            for row, (_, learner, _, loader) in zip(out, ready, strict=True):
+                batch = loader.next(next(reads))
+                train = functools.partial(learner.train, batch)
+                row["seconds"].append(seconds(train, learner.device))
+                for part, spent in split(learner, loader, next(reads)).items():
+                    row["parts"][part].append(spent)
+        for row, (_, learner, replay, loader) in zip(out, ready, strict=True):
+            row["act"] = {str(n): acting(learner.update, n) for n in ENVIRONMENTS}
+            loader.close()
+            replay.close()
+    return out
+
+
+def columns(row: Row) -> dict[str, str]:
+    """The printed row; times are medians."""
+    whole = statistics.median(row["seconds"])
+    parts = {part: statistics.median(times) for part, times in row["parts"].items()}
+    inside = sum(parts.values()) - parts["data"]
+    return {
+        **{key: row[key] for key in KEY},
+        "update s": f"{whole:.3f}",
+        "sum s": f"{inside:.3f}",
+        **{part: f"{spent:.3f}" for part, spent in parts.items()},
+        "GFLOP": f"{row['flops'] / 1e9:.2f}",
+        "GB": f"{row['bytes'] / 1e9:.2f}",
+        "operators": f"{row['operators']:,}",
+        "bound s": f"{row['bound']:.3f}",
+        "x bound": f"{whole / row['bound']:.2f}",
+        "peak MB": f"{row['peak'] / 1e6:,.0f}",
+        **{f"act {n} ms": f"{spent * 1e3:.2f}" for n, spent in row["act"].items()},
+    }
+
+
+def table(rows: list[dict[str, str]]) -> str:
+    widths = {key: max(len(key), *(len(row[key]) for row in rows)) for key in rows[0]}
+    lines = [{key: key for key in widths}, *rows]
+    return "\n".join("  ".join(line[k].rjust(w) for k, w in widths.items()) for line in lines)
+
+
+def compare(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """A line for each cell that both results have: time before over time now, by median.
+
+    In brackets the smallest and the largest ratio of any round to any. Raises ValueError for a file
+    of another version.
+    """
+    if old.get("schema") != SCHEMA:
+        raise ValueError(f"results of version {old.get('schema')}, expected {SCHEMA}: run it again")
+    before = {tuple(row[key] for key in KEY): row for row in old["cells"]}
     out = []
-    for core, learner in learners.items():
-        seconds = statistics.median(times[core])
-        acting = {}
-        for count in (1, 8):
-            actor = Actor(learner.update, count, 0)
-            seen = {key: np.zeros((count, *s.shape), s.dtype) for key, s in obs.items()}
-            seen |= {"is_first": np.zeros(count, bool), "is_last": np.zeros(count, bool)}
-            ids, spent = np.arange(count), []
-            for _ in range(60):
-                start = time.perf_counter()
-                actor.act(ids, seen)
-                spent.append(time.perf_counter() - start)
-            acting[count] = statistics.median(spent[10:])
+    for row in new["cells"]:
+        past = before.get(tuple(row[key] for key in KEY))
+        if past:
+            a, b = past["seconds"], row["seconds"]
+            ratios = {"update": (statistics.median(a), statistics.median(b))}
+            for part, times in row["parts"].items():
+                ratios[part] = (statistics.median(past["parts"][part]), statistics.median(times))
+            words = [f"{part} {was / now:.2f}x" for part, (was, now) in ratios.items()]
+            words[0] += f" ({min(a) / max(b):.2f}..{max(a) / min(b):.2f})"
+            out.append("  ".join([*(row[key] for key in KEY), *words]))
+    return out
+
+
+def trace(cell: Cell, path: Path) -> None:
+    """A Chrome trace of one update."""
+    learner = cell.learner()
+    batch = fake_batch(learner.update, *cell.shape, learner.device)
+    learner.train(batch)
+    with torch.profiler.profile() as profile:
+        learner.train(batch)
+    profile.export_chrome_trace(str(path))
+
+
+def arguments(argv: list[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser("agent.bench", description=__doc__)
+    add = parser.add_argument
+    add("--cores", nargs="+", default=["gru", "s3m"], help="cores")
+    add("--size", nargs="+", default=["1m"], help="size presets")
+    add("--batch", nargs="+", default=["16x64"], help="BxT")
+    add("--images", nargs="+", default=["no"], choices=["yes", "no"], help="64x64x3, or 8 floats")
+    add("--precision", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
+    add("--threads", type=int, default=2, help="CPU threads")
+    add("--rounds", type=int, default=3, help="timed rounds")
+    add("--json", type=Path, help="write the results to this file")
+    add("--against", type=Path, help="compare with the results in this file")
+    add("--trace", type=Path, help="write a Chrome trace of one update of the first cell")
+    only = parser.add_argument_group("measured instead of the table, for the first size and batch")
+    only.add_argument("--scaling", action="store_true", help="time over T, horizon, environments")
+    only.add_argument("--plots", type=Path, help="with --scaling: a folder for pictures")
+    only.add_argument("--operators", action="store_true", help="operators of the sequence over T")
+    only.add_argument("--rates", action="store_true", help="replay and environment steps/s")
+    only.add_argument("--loop", metavar="TASK", help="environment steps/s of training")
+    only.add_argument("--seconds", type=float, default=60, help="wall time of --loop for each core")
+    return parser.parse_args(argv)
+
+
+def measure_table(args: argparse.Namespace) -> dict[str, Any]:
+    """Rates, rows and, with --against, ratios; printed."""
+    found = bound.measure(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
+    for name, rate in found.matmul.items():
         print(
-            f"{core:6} {seconds:7.3f} s an update  {flops[core] / 1e9:8.1f} GFLOP  "
-            f"{flops[core] / seconds / 1e9:6.1f} GFLOP/s  act 1: {acting[1] * 1e3:.2f} ms  "
-            f"act 8: {acting[8] * 1e3:.2f} ms"
+            f"{name}: matmul {rate / 1e9:,.0f} GFLOP/s, fastest {found.best[name] / 1e9:,.0f} "
+            f"({found.route[name]})"
         )
-        out.append({"core": core, "seconds": times[core], "flops": flops[core], "act": acting})
-    print(json.dumps({"size": args.size, "batch": args.batch, "images": image, "rows": out}))
+    print(f"copy: {found.copy / 1e9:.1f} GB/s read and written\n")
+    rows = []
+    for batch in args.batch:
+        mixed = itertools.product(args.size, args.images, args.precision, args.cores)
+        cells = [Cell(core, size, batch, image, kind) for size, image, kind, core in mixed]
+        for row, cell in zip(timed(cells, args.rounds, found), cells, strict=True):
+            rows.append({**row, "peak": peak_apart(cell, args.threads)})
+    print(table([columns(row) for row in rows]))
+    return {"rates": dataclasses.asdict(found), "cells": rows}
+
+
+def measure_growth(args: argparse.Namespace) -> dict[str, Any]:
+    found = growth.curves(args.cores, args.size[0], args.precision[0], args.rounds)
+    for name, by_core in found.items():
+        for core, points in by_core.items():
+            times = "  ".join(f"{x}: {y * 1e3:.2f} ms" for x, y in points.items())
+            print(f"{core:6} {name}^{growth.exponent(points):.2f}  {times}")
+    if args.plots:
+        print("\n".join(map(str, growth.plot(found, args.plots))))
+    return {"scaling": found}
+
+
+def measure_operators(args: argparse.Namespace) -> dict[str, Any]:
+    out = {}
+    for core, device in itertools.product(args.cores, ("cpu", growth.accelerator())):
+        count = {n: growth.operators(core, args.size[0], n, device) for n in (64, 1024)}
+        words = "  ".join(f"T {length}: {number:,}" for length, number in count.items())
+        print(f"{core:6} on {device:5} operators dispatched  {words}")
+        out[f"{core} {device}"] = count
+    return {"operators": out}
+
+
+def measure_rates(args: argparse.Namespace) -> dict[str, Any]:
+    cell = Cell(args.cores[0], args.size[0], args.batch[0], args.images[0], args.precision[0])
+    out = {}
+    if args.rates:
+        out.update(rates.replay_rates(cell.shape, 16_384), **rates.env_rates(150))
+    for core in args.cores if args.loop else ():
+        name = f"{args.loop}, {core}, environment steps/s"
+        one = dataclasses.replace(cell, core=core)
+        out[name] = rates.loop_rate(args.loop, one, args.threads, args.seconds)
+    for name, value in out.items():
+        print(f"{name}: {value:,.1f}")
+    return {"other rates": out}
+
+
+def main(argv: list[str] | None = None) -> None:
+    args = arguments(argv)
+    torch.set_num_threads(args.threads)
+    out: dict[str, Any] = {"schema": SCHEMA, "machine": machine(args.threads)}
+    print(", ".join(f"{key} {value}" for key, value in out["machine"].items()))
+    if args.scaling:
+        out |= measure_growth(args)
+    if args.operators:
+        out |= measure_operators(args)
+    if args.rates or args.loop:
+        out |= measure_rates(args)
+    if "cells" not in out and len(out) == 2:
+        out |= measure_table(args)
+    if args.against:
+        print("\n".join(compare(json.loads(args.against.read_text()), out)))
+    if args.trace:
+        cell = Cell(args.cores[0], args.size[0], args.batch[0], args.images[0], args.precision[0])
+        trace(cell, args.trace)
+    if args.json:
+        args.json.write_text(json.dumps(out, indent=1))
 
 
 if __name__ == "__main__":
-    process.prepare()
     main()

@@ -1,0 +1,117 @@
+"""How cost grows: seconds with T, horizon and environments, operators of the sequence with T."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import statistics
+from pathlib import Path
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+
+from agent.auto import fake_batch
+from agent.bound import Traffic
+from agent.cell import ACT, VECTOR, Cell, acting, seconds
+from agent.learner import Learner
+from configs.load import resolve
+from worldmodels.world_model import WorldModel
+
+LENGTHS, HORIZONS, ENVIRONMENTS = (64, 256, 1024, 4096), (5, 15, 30), (1, 8, 32, 128)
+
+Curves = dict[str, dict[str, dict[int, float]]]  # what grows -> core -> value -> seconds
+
+
+def exponent(points: dict[int, float]) -> float:
+    """Least-squares slope of log y over log x: y grows as x to this power."""
+    xs, ys = [math.log(x) for x in points], [math.log(y) for y in points.values()]
+    return statistics.linear_regression(xs, ys).slope
+
+
+def curves(
+    cores: list[str],
+    size: str,
+    precision: str,
+    rounds: int,
+    lengths: tuple[int, ...] = LENGTHS,
+    horizons: tuple[int, ...] = HORIZONS,
+    environments: tuple[int, ...] = ENVIRONMENTS,
+) -> Curves:
+    """Medians of updates of one row: over T at the default horizon, over the horizon at the first
+    T; and of acting over the number of environments."""
+    learners = {core: Cell(core, size, "1x64", "no", precision).learner() for core in cores}
+    out: Curves = {"T": {}, "horizon": {}, "environments": {}}
+    default = next(iter(learners.values())).update.config.behaviour.horizon
+    points = [("T", length, default) for length in lengths]
+    points += [("horizon", lengths[0], horizon) for horizon in horizons]
+    for name, length, horizon in points:
+        found = updates(learners, length, horizon, rounds)
+        for core, value in found.items():
+            out[name].setdefault(core, {})[length if name == "T" else horizon] = value
+    for core, learner in learners.items():
+        out["environments"][core] = {n: acting(learner.update, n) for n in environments}
+    return out
+
+
+def updates(
+    learners: dict[str, Learner], length: int, horizon: int, rounds: int
+) -> dict[str, float]:
+    """Median seconds of an update (1, length) by core, the cores in turn."""
+    times: dict[str, list[float]] = {core: [] for core in learners}
+    for turn in range(rounds + 1):
+        for core, learner in learners.items():
+            update = learner.update
+            behaviour = dataclasses.replace(update.config.behaviour, horizon=horizon)
+            update.config = dataclasses.replace(update.config, behaviour=behaviour)
+            batch = fake_batch(update, 1, length, learner.device)
+            spent = seconds(functools.partial(learner.train, batch), learner.device)
+            if turn:
+                times[core].append(spent)
+    return {core: statistics.median(values) for core, values in times.items()}
+
+
+def plot(found: Curves, folder: Path) -> list[Path]:
+    """One log-log PNG for each thing that grows. Raises ImportError without matplotlib."""
+    from matplotlib.figure import Figure
+
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = []
+    for name, by_core in found.items():
+        axes = (figure := Figure(figsize=(5, 4))).subplots()
+        for core, points in by_core.items():
+            label = f"{core}: {name}^{exponent(points):.2f}"
+            axes.loglog(list(points), list(points.values()), marker="o", label=label)
+        axes.set(xlabel=name, ylabel="seconds")
+        axes.legend()
+        figure.savefig(folder / f"{name}.png", bbox_inches="tight")
+        paths.append(folder / f"{name}.png")
+    return paths
+
+
+def accelerator() -> str:
+    """The device on which operators of the GPU path are counted: without a GPU, torch's `meta`.
+
+    A build of torch without CUDA cannot run autograd on fake CUDA tensors, and `meta` takes the
+    same branches: all that ask whether the device is a CPU.
+    """
+    return "cuda" if torch.cuda.is_available() else "meta"
+
+
+def operators(core: str, size: str, length: int, device: str) -> int:
+    """Operators that forward and backward of `observe` dispatch on 2 rows of `length` steps."""
+    torch.manual_seed(0)
+    world = WorldModel(resolve(["--core", core, "--size", size]), VECTOR, ACT).to(device)
+    embed = torch.zeros(2, length, world.encoder.out, device=device, requires_grad=True)
+    action = torch.zeros(2, length, world.action, device=device)
+    first = torch.zeros(2, length, dtype=torch.bool, device=device)
+    inputs = (embed, action, first, world.initial(2), world.noise(2, length))
+    # There is no autocast to switch off on `meta`, and asking for it is an error.
+    still = patch("torch.autocast", lambda *args, **kwargs: contextlib.nullcontext())
+    with still if device == "meta" else contextlib.nullcontext(), Traffic() as traffic:
+        out, _ = world.observe(*inputs)
+        parts = [value for value in out.values() if isinstance(value, Tensor)]
+        sum(value.sum() for value in parts if value.requires_grad).backward()
+    return traffic.operators
