@@ -6,12 +6,14 @@ One row for each core, size, batch, images and precision; bench.md says how to r
 from __future__ import annotations
 
 import argparse
+import ctypes
 import dataclasses
 import functools
 import itertools
 import json
 import os
 import platform
+import re
 import statistics
 import tempfile
 from pathlib import Path
@@ -37,16 +39,31 @@ KEY = tuple(field.name for field in dataclasses.fields(Cell))
 Row = dict[str, Any]
 
 
-def machine(threads: int) -> dict[str, Any]:
-    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
-    names = [line.partition(":")[2].strip() for line in info.splitlines() if "model name" in line]
-    cuda = torch.cuda.is_available()
+def products(cpu: str) -> str:
+    """Whether float32 products run as shipped; `cpu` is the text of /proc/cpuinfo.
+
+    MKL keeps its fast kernels for processors of Intel unless its question for the maker is answered
+    otherwise.
+    """
+    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
+    try:
+        fast = ctypes.CDLL(str(library)).mkl_serv_intel_cpu_true()
+    except (OSError, AttributeError):
+        return "as shipped"
+    return "MKL's fast path" if fast and "GenuineIntel" not in cpu else "as shipped"
+
+
+def machine() -> dict[str, Any]:
+    path = Path("/proc/cpuinfo")
+    info = path.read_text() if path.exists() else ""
+    name = re.search(r"model name\s*: (.*)", info)
     return {
-        "cpu": names[0] if names else platform.processor(),
+        "cpu": name[1] if name else platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
-        "threads": threads,
-        "gpu": torch.cuda.get_device_name() if cuda else "none",
+        "threads": torch.get_num_threads(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "torch": torch.__version__,
+        "products": products(info),
     }
 
 
@@ -189,7 +206,7 @@ def measure_growth(args: argparse.Namespace) -> dict[str, Any]:
             times = "  ".join(f"{x}: {y * 1e3:.2f} ms" for x, y in points.items())
             print(f"{core:6} {name}^{growth.exponent(points):.2f}  {times}")
     if args.plots:
-        print("\n".join(map(str, growth.plot(found, args.plots))))
+        print(growth.plot(found, args.plots))
     return {"scaling": found}
 
 
@@ -220,7 +237,7 @@ def measure_rates(args: argparse.Namespace) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> None:
     args = arguments(argv)
     torch.set_num_threads(args.threads)
-    out: dict[str, Any] = {"schema": SCHEMA, "machine": machine(args.threads)}
+    out: dict[str, Any] = {"schema": SCHEMA, "machine": machine()}
     print(", ".join(f"{key} {value}" for key, value in out["machine"].items()))
     if args.scaling:
         out |= measure_growth(args)
@@ -228,7 +245,7 @@ def main(argv: list[str] | None = None) -> None:
         out |= measure_operators(args)
     if args.rates or args.loop:
         out |= measure_rates(args)
-    if "cells" not in out and len(out) == 2:
+    if not (args.scaling or args.operators or args.rates or args.loop):
         out |= measure_table(args)
     if args.against:
         print("\n".join(compare(json.loads(args.against.read_text()), out)))

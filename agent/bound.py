@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from worldmodels.scan import engine
@@ -28,12 +27,14 @@ SCANS = {torch.ops.worldmodels.diag_scan: 0, torch.ops.worldmodels.diag_scan_bac
 
 def touched(value: Any) -> int:
     """Bytes of all tensors in a nest of values; an expanded axis is stored once."""
-    total = 0
-    for leaf in tree_leaves(value):
-        if isinstance(leaf, Tensor):
-            sizes = zip(leaf.shape, leaf.stride(), strict=True)
-            total += leaf.element_size() * math.prod(size for size, stride in sizes if stride)
-    return total
+    if isinstance(value, Tensor):
+        sizes = zip(value.shape, value.stride(), strict=True)
+        return value.element_size() * math.prod(size for size, stride in sizes if stride)
+    if isinstance(value, dict):
+        value = value.values()
+    elif not isinstance(value, list | tuple):
+        return 0
+    return sum(map(touched, value))
 
 
 class Traffic(TorchDispatchMode):
@@ -54,7 +55,7 @@ class Traffic(TorchDispatchMode):
             before = self.bytes
             with self:
                 out = engine(args[1].device)[SCANS[packet]](*args, **kwargs)
-            self.bytes = before + touched((args, kwargs, out))
+            self.bytes = before + touched([args, kwargs, out])
             return out
         out = func(*args, **kwargs)
         self.operators += 1
@@ -64,7 +65,7 @@ class Traffic(TorchDispatchMode):
             if func._schema.is_mutable:
                 given = zip(func._schema.arguments, args, strict=False)
                 written = [value for spec, value in given if spec.is_write]
-            self.bytes += touched((args, kwargs, written))
+            self.bytes += touched([args, kwargs, written])
         return out
 
 

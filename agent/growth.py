@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
+import importlib.util
 import math
 import statistics
 from pathlib import Path
@@ -31,28 +32,21 @@ def exponent(points: dict[int, float]) -> float:
     return statistics.linear_regression(xs, ys).slope
 
 
-def curves(
-    cores: list[str],
-    size: str,
-    precision: str,
-    rounds: int,
-    lengths: tuple[int, ...] = LENGTHS,
-    horizons: tuple[int, ...] = HORIZONS,
-    environments: tuple[int, ...] = ENVIRONMENTS,
-) -> Curves:
-    """Medians of updates of one row: over T at the default horizon, over the horizon at the first
-    T; and of acting over the number of environments."""
+def curves(cores: list[str], size: str, precision: str, rounds: int) -> Curves:
+    """Medians of updates of one row, over T and over the horizon, and of acting over environments.
+
+    T changes at the default horizon, the horizon at the shortest T.
+    """
     learners = {core: Cell(core, size, "1x64", "no", precision).learner() for core in cores}
-    out: Curves = {"T": {}, "horizon": {}, "environments": {}}
-    default = next(iter(learners.values())).update.config.behaviour.horizon
-    points = [("T", length, default) for length in lengths]
-    points += [("horizon", lengths[0], horizon) for horizon in horizons]
-    for name, length, horizon in points:
-        found = updates(learners, length, horizon, rounds)
-        for core, value in found.items():
-            out[name].setdefault(core, {})[length if name == "T" else horizon] = value
+    default = learners[cores[0]].update.config.behaviour.horizon
+    over_length = {length: updates(learners, length, default, rounds) for length in LENGTHS}
+    over_horizon = {h: updates(learners, LENGTHS[0], h, rounds) for h in HORIZONS}
+    out: Curves = {}
     for core, learner in learners.items():
-        out["environments"][core] = {n: acting(learner.update, n) for n in environments}
+        out.setdefault("T", {})[core] = {x: found[core] for x, found in over_length.items()}
+        out.setdefault("horizon", {})[core] = {x: found[core] for x, found in over_horizon.items()}
+        by_count = {count: acting(learner.update, count) for count in ENVIRONMENTS}
+        out.setdefault("environments", {})[core] = by_count
     return out
 
 
@@ -73,12 +67,13 @@ def updates(
     return {core: statistics.median(values) for core, values in times.items()}
 
 
-def plot(found: Curves, folder: Path) -> list[Path]:
-    """One log-log PNG for each thing that grows. Raises ImportError without matplotlib."""
+def plot(found: Curves, folder: Path) -> str:
+    """One log-log PNG for each thing that grows; a line that says where, or that there is none."""
+    if not importlib.util.find_spec("matplotlib"):
+        return "no pictures: matplotlib is not installed"
     from matplotlib.figure import Figure
 
     folder.mkdir(parents=True, exist_ok=True)
-    paths = []
     for name, by_core in found.items():
         axes = (figure := Figure(figsize=(5, 4))).subplots()
         for core, points in by_core.items():
@@ -87,8 +82,7 @@ def plot(found: Curves, folder: Path) -> list[Path]:
         axes.set(xlabel=name, ylabel="seconds")
         axes.legend()
         figure.savefig(folder / f"{name}.png", bbox_inches="tight")
-        paths.append(folder / f"{name}.png")
-    return paths
+    return f"pictures in {folder}"
 
 
 def accelerator() -> str:

@@ -77,6 +77,13 @@ def test_the_fastest_route_is_no_slower_than_matmul():
     assert found.copy > 0
 
 
+def test_the_machine_is_named_with_its_threads_and_whether_products_are_as_shipped():
+    found = bench.machine()
+    assert found["threads"] == torch.get_num_threads()
+    assert found["products"] in ("as shipped", "MKL's fast path")
+    assert bench.products("vendor_id: GenuineIntel") == "as shipped"
+
+
 def test_behaviour_ends_where_its_gradients_are_done_and_the_worlds_are_to_come(
     tmp_path, monkeypatch
 ):
@@ -183,8 +190,8 @@ def test_the_exponent_of_a_known_power_is_found():
 def test_scaling_measures_lengths_horizons_and_environments_and_plots_them(
     monkeypatch, tmp_path, capsys
 ):
-    curves = functools.partial(growth.curves, lengths=(4, 8), horizons=(1, 2), environments=(1, 2))
-    monkeypatch.setattr(growth, "curves", curves)
+    for name, values in (("LENGTHS", (4, 8)), ("HORIZONS", (1, 2)), ("ENVIRONMENTS", (1, 2))):
+        monkeypatch.setattr(growth, name, values)
     file = tmp_path / "out.json"
     bench.main([*DEBUG, "--scaling", "--json", str(file)])
     assert not list(tmp_path.glob("**/*.png"))
