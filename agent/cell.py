@@ -128,8 +128,8 @@ def split(learner: Learner, loader: Loader, number: int) -> dict[str, float]:
             clock.lap("behaviour")
         reached.append(True)
 
-    def losses(*args: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        values, latents = world_losses(*args)
+    def losses(*args: Any, **kwargs: Any) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        values, latents = world_losses(*args, **kwargs)
         clock.lap("world")
         for value in values.values():
             value.grad_fn.register_prehook(reach)

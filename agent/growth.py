@@ -102,9 +102,11 @@ def operators(core: str, size: str, length: int, device: str) -> int:
     action = torch.zeros(2, length, world.action, device=device)
     first = torch.zeros(2, length, dtype=torch.bool, device=device)
     inputs = (embed, action, first, world.initial(2), world.noise(2, length))
-    # There is no autocast to switch off on `meta`, and asking for it is an error.
-    still = patch("torch.autocast", lambda *args, **kwargs: contextlib.nullcontext())
-    with still if device == "meta" else contextlib.nullcontext(), Traffic() as traffic:
+    with contextlib.ExitStack() as stack:
+        if device == "meta":  # where autocast is always off, and asking for it is an error
+            stack.enter_context(patch("torch.autocast", lambda *_, **__: contextlib.nullcontext()))
+            stack.enter_context(patch("torch.is_autocast_enabled", lambda _: False))
+        traffic = stack.enter_context(Traffic())
         out, _ = world.observe(*inputs)
         parts = [value for value in out.values() if isinstance(value, Tensor)]
         sum(value.sum() for value in parts if value.requires_grad).backward()
