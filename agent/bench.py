@@ -28,9 +28,8 @@ import torch
 
 from agent import bound, growth, rates
 from agent.auto import fake_batch
-from agent.cell import PARTS, Cell, acting, filled, seconds, split
+from agent.cell import PARTS, Cell, acting, seconds, split
 from agent.peak import peak_apart
-from replay.loader import Loader
 
 SCHEMA = 1
 ENVIRONMENTS = (1, 8, 32)
@@ -70,31 +69,27 @@ def machine() -> dict[str, Any]:
 def timed(cells: list[Cell], rounds: int, found: bound.Rates) -> list[Row]:
     """Rows of cells of one batch shape, but for peak memory; every round runs all of them."""
     with tempfile.TemporaryDirectory() as folder:
-        ready = []
-        for cell in cells:
-            learner, (rows, length) = cell.learner(), cell.shape
-            replay = filled(Path(folder) / str(len(ready)), cell.obs, length)
-            loader = Loader(replay, rows, length, (0, 0), learner.device, depth=0)
-            ready.append((cell, learner, replay, loader))
-        out, reads = [], itertools.count()
-        for cell, learner, _, loader in ready:
-            batch = loader.next(next(reads))
-            learner.train(batch)  # warms up
-            row = {**dataclasses.asdict(cell), "seconds": [], "parts": {part: [] for part in PARTS}}
-            cost = bound.cost(functools.partial(learner.train, batch))
-            out.append({**row, **dataclasses.asdict(cost)})
-            out[-1]["bound"] = found.bound(cost, cell.precision)
+        ready, out, reads = [], [], itertools.count()
+        for number, cell in enumerate(cells):
+            learner = cell.learner()
+            loader = cell.loader(Path(folder) / str(number), learner.device)
+            ready.append((learner, loader))
+            train = functools.partial(learner.train, loader.next(next(reads)))
+            train()  # warms up
+            cost = bound.cost(train)
+            row = {**dataclasses.asdict(cell), **dataclasses.asdict(cost)}
+            row["bound"] = found.bound(cost, cell.precision)
+            out.append({**row, "seconds": [], "parts": {part: [] for part in PARTS}})
         for _ in range(rounds):
-            for row, (_, learner, _, loader) in zip(out, ready, strict=True):
-                batch = loader.next(next(reads))
-                train = functools.partial(learner.train, batch)
+            for row, (learner, loader) in zip(out, ready, strict=True):
+                train = functools.partial(learner.train, loader.next(next(reads)))
                 row["seconds"].append(seconds(train, learner.device))
                 for part, spent in split(learner, loader, next(reads)).items():
                     row["parts"][part].append(spent)
-        for row, (_, learner, replay, loader) in zip(out, ready, strict=True):
+        for row, (learner, loader) in zip(out, ready, strict=True):
             row["act"] = {str(n): acting(learner.update, n) for n in ENVIRONMENTS}
             loader.close()
-            replay.close()
+            loader.replay.close()
     return out
 
 
@@ -124,17 +119,22 @@ def table(rows: list[dict[str, str]]) -> str:
     return "\n".join("  ".join(line[k].rjust(w) for k, w in widths.items()) for line in lines)
 
 
-def compare(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+def earlier(path: Path) -> list[Row]:
+    """The rows of a file that --json wrote. Raises ValueError for one of another version."""
+    found = json.loads(path.read_text())
+    if found.get("schema") != SCHEMA or "cells" not in found:
+        raise ValueError(f"{path} holds no table of version {SCHEMA}: measure it again with --json")
+    return found["cells"]
+
+
+def compare(old: list[Row], new: list[Row]) -> list[str]:
     """A line for each cell that both results have: time before over time now, by median.
 
-    In brackets the smallest and the largest ratio of any round to any. Raises ValueError for a file
-    of another version.
+    In brackets the smallest and the largest ratio of any round to any.
     """
-    if old.get("schema") != SCHEMA:
-        raise ValueError(f"results of version {old.get('schema')}, expected {SCHEMA}: run it again")
-    before = {tuple(row[key] for key in KEY): row for row in old["cells"]}
+    before = {tuple(row[key] for key in KEY): row for row in old}
     out = []
-    for row in new["cells"]:
+    for row in new:
         past = before.get(tuple(row[key] for key in KEY))
         if past:
             a, b = past["seconds"], row["seconds"]
@@ -168,7 +168,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--threads", type=int, default=2, help="CPU threads")
     add("--rounds", type=int, default=3, help="timed rounds")
     add("--json", type=Path, help="write the results to this file")
-    add("--against", type=Path, help="compare with the results in this file")
+    add("--against", type=Path, help="compare the table with that in this file")
     add("--trace", type=Path, help="write a Chrome trace of one update of the first cell")
     only = parser.add_argument_group("measured instead of the table, for the first size and batch")
     only.add_argument("--scaling", action="store_true", help="time over T, horizon, environments")
@@ -182,6 +182,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def measure_table(args: argparse.Namespace) -> dict[str, Any]:
     """Rates, rows and, with --against, ratios; printed."""
+    old = earlier(args.against) if args.against else []
     found = bound.measure(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     for name, rate in found.matmul.items():
         print(
@@ -195,7 +196,7 @@ def measure_table(args: argparse.Namespace) -> dict[str, Any]:
         cells = [Cell(core, size, batch, image, kind) for size, image, kind, core in mixed]
         for row, cell in zip(timed(cells, args.rounds, found), cells, strict=True):
             rows.append({**row, "peak": peak_apart(cell, args.threads)})
-    print(table([columns(row) for row in rows]))
+    print("\n".join([table([columns(row) for row in rows]), *compare(old, rows)]))
     return {"rates": dataclasses.asdict(found), "cells": rows}
 
 
@@ -220,15 +221,14 @@ def measure_operators(args: argparse.Namespace) -> dict[str, Any]:
     return {"operators": out}
 
 
-def measure_rates(args: argparse.Namespace) -> dict[str, Any]:
-    cell = Cell(args.cores[0], args.size[0], args.batch[0], args.images[0], args.precision[0])
+def measure_rates(args: argparse.Namespace, first: Cell) -> dict[str, Any]:
     out = {}
     if args.rates:
-        out.update(rates.replay_rates(cell.shape, 16_384), **rates.env_rates(150))
+        out.update(rates.replay_rates(first.shape, 16_384), **rates.env_rates(150))
     for core in args.cores if args.loop else ():
         name = f"{args.loop}, {core}, environment steps/s"
-        one = dataclasses.replace(cell, core=core)
-        out[name] = rates.loop_rate(args.loop, one, args.threads, args.seconds)
+        cell = dataclasses.replace(first, core=core)
+        out[name] = rates.loop_rate(args.loop, cell, args.threads, args.seconds)
     for name, value in out.items():
         print(f"{name}: {value:,.1f}")
     return {"other rates": out}
@@ -237,6 +237,7 @@ def measure_rates(args: argparse.Namespace) -> dict[str, Any]:
 def main(argv: list[str] | None = None) -> None:
     args = arguments(argv)
     torch.set_num_threads(args.threads)
+    first = Cell(args.cores[0], args.size[0], args.batch[0], args.images[0], args.precision[0])
     out: dict[str, Any] = {"schema": SCHEMA, "machine": machine()}
     print(", ".join(f"{key} {value}" for key, value in out["machine"].items()))
     if args.scaling:
@@ -244,16 +245,13 @@ def main(argv: list[str] | None = None) -> None:
     if args.operators:
         out |= measure_operators(args)
     if args.rates or args.loop:
-        out |= measure_rates(args)
+        out |= measure_rates(args, first)
     if not (args.scaling or args.operators or args.rates or args.loop):
         out |= measure_table(args)
-    if args.against:
-        print("\n".join(compare(json.loads(args.against.read_text()), out)))
-    if args.trace:
-        cell = Cell(args.cores[0], args.size[0], args.batch[0], args.images[0], args.precision[0])
-        trace(cell, args.trace)
     if args.json:
         args.json.write_text(json.dumps(out, indent=1))
+    if args.trace:
+        trace(first, args.trace)
 
 
 if __name__ == "__main__":

@@ -60,19 +60,19 @@ class Cell:
         config = resolve(["--core", self.core, "--size", self.size])
         return Learner(Update(config, self.obs, ACT).to(device), 0, self.precision)
 
-
-def filled(folder: Path, obs: dict[str, Space], length: int) -> Replay:
-    """A replay that holds windows of `length` steps, one episode a stream."""
-    fields = {**{key: (space.dtype, space.shape) for key, space in obs.items()}, **FLAGS}
-    replay = Replay(folder, fields, STREAMS, 10**9, 10**9, online=False)
-    random = np.random.default_rng(0)
-    zeros = {key: np.zeros((STREAMS, *shape), dtype) for key, (dtype, shape) in FLAGS.items()}
-    seen = {"image": frames(128, STREAMS)} if "image" in obs else {}
-    seen["vector"] = random.standard_normal((128, STREAMS, 8), np.float32)
-    for t in range(length + BLOCK):
-        record = {**zeros, "is_first": np.full(STREAMS, t == 0), "age": np.full(STREAMS, t)}
-        replay.add(np.arange(STREAMS), {**record, **{key: seen[key][t % 128] for key in obs}})
-    return replay
+    def loader(self, folder: Path, device: torch.device) -> Loader:
+        """Batches from a new replay in `folder`, one episode a stream; nothing is read ahead."""
+        fields = {**{key: (space.dtype, space.shape) for key, space in self.obs.items()}, **FLAGS}
+        replay = Replay(folder, fields, STREAMS, 10**9, 10**9, online=False)
+        random, ids = np.random.default_rng(0), np.arange(STREAMS)
+        zeros = {key: np.zeros((STREAMS, *shape), dtype) for key, (dtype, shape) in FLAGS.items()}
+        seen = {"image": frames(128, STREAMS)} if "image" in self.obs else {}
+        seen["vector"] = random.standard_normal((128, STREAMS, 8), np.float32)
+        rows, length = self.shape
+        for t in range(length + BLOCK):
+            step = {"is_first": np.full(STREAMS, t == 0), "age": np.full(STREAMS, t)}
+            replay.add(ids, {**zeros, **step, **{key: seen[key][t % 128] for key in self.obs}})
+        return Loader(replay, rows, length, (0, 0), device, depth=0)
 
 
 def wait(device: torch.device) -> None:
@@ -114,10 +114,7 @@ class Clock:
 
 
 def split(learner: Learner, loader: Loader, number: int) -> dict[str, float]:
-    """Seconds of each part of reading batch `number` and training on it.
-
-    The loader reads nothing ahead here: `data` is what its threads do beside an update in a run.
-    """
+    """Seconds of each part of reading batch `number` and training on it."""
     clock = Clock(learner.device)
     batch = loader.next(number)
     clock.lap("data")
