@@ -6,7 +6,6 @@ One row for each core, size, batch, images and precision; bench.md says how to r
 from __future__ import annotations
 
 import argparse
-import ctypes
 import dataclasses
 import functools
 import itertools
@@ -30,6 +29,7 @@ from agent import bound, growth, rates
 from agent.auto import fake_batch
 from agent.cell import PARTS, Cell, acting, seconds, split
 from agent.peak import peak_apart
+from configs.mkl import choose_products
 
 SCHEMA = 1
 ENVIRONMENTS = (1, 8, 32)
@@ -38,31 +38,17 @@ KEY = tuple(field.name for field in dataclasses.fields(Cell))
 Row = dict[str, Any]
 
 
-def products(cpu: str) -> str:
-    """Whether float32 products run as shipped; `cpu` is the text of /proc/cpuinfo.
-
-    MKL keeps its fast kernels for processors of Intel unless its question for the maker is answered
-    otherwise.
-    """
-    library = Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"
-    try:
-        fast = ctypes.CDLL(str(library)).mkl_serv_intel_cpu_true()
-    except (OSError, AttributeError):
-        return "as shipped"
-    return "MKL's fast path" if fast and "GenuineIntel" not in cpu else "as shipped"
-
-
-def machine() -> dict[str, Any]:
+def machine(products: str) -> dict[str, Any]:
+    """What the numbers are of; `products` is what was chosen for them (`configs/mkl.py`)."""
     path = Path("/proc/cpuinfo")
-    info = path.read_text() if path.exists() else ""
-    name = re.search(r"model name\s*: (.*)", info)
+    name = re.search(r"model name\s*: (.*)", path.read_text() if path.exists() else "")
     return {
         "cpu": name[1] if name else platform.processor(),
         "cores": len(os.sched_getaffinity(0)),
         "threads": torch.get_num_threads(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "none",
         "torch": torch.__version__,
-        "products": products(info),
+        "products": products,
     }
 
 
@@ -166,6 +152,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--images", nargs="+", default=["no"], choices=["yes", "no"], help="64x64x3, or 8 floats")
     add("--precision", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
     add("--threads", type=int, default=2, help="CPU threads")
+    add("--products", default="auto", choices=["auto", "shipped"], help="as the setting of a run")
     add("--rounds", type=int, default=3, help="timed rounds")
     add("--json", type=Path, help="write the results to this file")
     add("--against", type=Path, help="compare the table with that in this file")
@@ -195,7 +182,7 @@ def measure_table(args: argparse.Namespace) -> dict[str, Any]:
         mixed = itertools.product(args.size, args.images, args.precision, args.cores)
         cells = [Cell(core, size, batch, image, kind) for size, image, kind, core in mixed]
         for row, cell in zip(timed(cells, args.rounds, found), cells, strict=True):
-            rows.append({**row, "peak": peak_apart(cell, args.threads)})
+            rows.append({**row, "peak": peak_apart(cell, args.threads, args.products)})
     print("\n".join([table([columns(row) for row in rows]), *compare(old, rows)]))
     return {"rates": dataclasses.asdict(found), "cells": rows}
 
@@ -228,7 +215,7 @@ def measure_rates(args: argparse.Namespace, first: Cell) -> dict[str, Any]:
     for core in args.cores if args.loop else ():
         name = f"{args.loop}, {core}, environment steps/s"
         cell = dataclasses.replace(first, core=core)
-        out[name] = rates.loop_rate(args.loop, cell, args.threads, args.seconds)
+        out[name] = rates.loop_rate(args.loop, cell, args.threads, args.products, args.seconds)
     for name, value in out.items():
         print(f"{name}: {value:,.1f}")
     return {"other rates": out}
@@ -238,8 +225,8 @@ def main(argv: list[str] | None = None) -> None:
     args = arguments(argv)
     torch.set_num_threads(args.threads)
     first = Cell(args.cores[0], args.size[0], args.batch[0], args.images[0], args.precision[0])
-    out: dict[str, Any] = {"schema": SCHEMA, "machine": machine()}
-    print(", ".join(f"{key} {value}" for key, value in out["machine"].items()))
+    out: dict[str, Any] = {"schema": SCHEMA, "machine": machine(choose_products(args.products))}
+    print("\n".join(f"{key:9} {value}" for key, value in out["machine"].items()))
     if args.scaling:
         out |= measure_growth(args)
     if args.operators:

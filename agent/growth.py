@@ -41,12 +41,11 @@ def curves(cores: list[str], size: str, precision: str, rounds: int) -> Curves:
     default = learners[cores[0]].update.config.behaviour.horizon
     over_length = {length: updates(learners, length, default, rounds) for length in LENGTHS}
     over_horizon = {h: updates(learners, LENGTHS[0], h, rounds) for h in HORIZONS}
-    out: Curves = {}
+    out: Curves = {"T": {}, "horizon": {}, "environments": {}}
     for core, learner in learners.items():
-        out.setdefault("T", {})[core] = {x: found[core] for x, found in over_length.items()}
-        out.setdefault("horizon", {})[core] = {x: found[core] for x, found in over_horizon.items()}
-        by_count = {count: acting(learner.update, count) for count in ENVIRONMENTS}
-        out.setdefault("environments", {})[core] = by_count
+        out["T"][core] = {length: found[core] for length, found in over_length.items()}
+        out["horizon"][core] = {h: found[core] for h, found in over_horizon.items()}
+        out["environments"][core] = {n: acting(learner.update, n) for n in ENVIRONMENTS}
     return out
 
 

@@ -1,7 +1,7 @@
 """Peak memory of one update, above what the process held before it, in bytes.
 
-`python -m agent.peak CORE SIZE BxT IMAGES PRECISION THREADS` prints the number. It is a process of
-its own because memory that a process has freed is used again without growth.
+`python -m agent.peak CORE SIZE BxT IMAGES PRECISION THREADS PRODUCTS` prints the number. It has
+a process of its own because memory that a process has freed is used again without growth.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import torch
 
 from agent.auto import fake_batch
 from agent.cell import Cell
+from configs.mkl import choose_products
 
 
 def status(key: str) -> int:
@@ -48,9 +49,9 @@ def peak(cell: Cell) -> int:
     return status("VmHWM") - before
 
 
-def peak_apart(cell: Cell, threads: int) -> int:
+def peak_apart(cell: Cell, threads: int, products: str) -> int:
     """`peak` in a fresh process. Raises CalledProcessError when that fails."""
-    words = [*dataclasses.astuple(cell), str(threads)]
+    words = [*dataclasses.astuple(cell), str(threads), products]
     done = subprocess.run(
         [sys.executable, "-m", "agent.peak", *words], stdout=subprocess.PIPE, text=True, check=True
     )
@@ -59,4 +60,5 @@ def peak_apart(cell: Cell, threads: int) -> int:
 
 if __name__ == "__main__":
     torch.set_num_threads(int(sys.argv[6]))
+    choose_products(sys.argv[7])
     sys.stdout.write(f"{peak(Cell(*sys.argv[1:6]))}\n")

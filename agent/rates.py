@@ -49,14 +49,14 @@ def env_rates(steps: int) -> dict[str, float]:
     return out
 
 
-def loop_rate(task: str, cell: Cell, threads: int, seconds: float) -> float:
+def loop_rate(task: str, cell: Cell, threads: int, products: str, seconds: float) -> float:
     """Environment steps/s of training on `task`, from the first row with an update to the last.
 
     Raises RuntimeError when `seconds` of wall time were too few for two such rows.
     """
     rows, length = cell.shape
     flags = {"task": task, "core": cell.core, "size": cell.size, "precision": cell.precision}
-    flags |= {"batch.size": rows, "batch.length": length, "threads": threads}
+    flags |= {"batch.size": rows, "batch.length": length, "threads": threads, "products": products}
     flags |= {"log.every": 1, "log.media_every": 0}
     with tempfile.TemporaryDirectory() as folder:
         words = [f"--{key}={value}" for key, value in {**flags, "logdir": folder}.items()]
