@@ -105,22 +105,27 @@ def table(rows: list[dict[str, str]]) -> str:
     return "\n".join("  ".join(line[k].rjust(w) for k, w in widths.items()) for line in lines)
 
 
-def earlier(path: Path) -> list[Row]:
-    """The rows of a file that --json wrote. Raises ValueError for one of another version."""
+def earlier(path: Path) -> dict[str, Any]:
+    """The results that --json wrote. Raises ValueError for those of another version."""
     found = json.loads(path.read_text())
     if found.get("schema") != SCHEMA or "cells" not in found:
         raise ValueError(f"{path} holds no table of version {SCHEMA}: measure it again with --json")
-    return found["cells"]
+    return found
 
 
-def compare(old: list[Row], new: list[Row]) -> list[str]:
-    """A line for each cell that both results have: time before over time now, by median.
+def compare(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
+    """First the machine's rates now over then, which a ratio of times should be read beside.
 
-    In brackets the smallest and the largest ratio of any round to any.
+    Then a line for each cell that both results have: time before over time now, by median. In
+    brackets the smallest and the largest ratio of any round to any.
     """
-    before = {tuple(row[key] for key in KEY): row for row in old}
-    out = []
-    for row in new:
+    was, now = (
+        {**found["rates"]["matmul"], "copy": found["rates"]["copy"]} for found in (old, new)
+    )
+    drift = "  ".join(f"{key} {now[key] / was[key]:.2f}x" for key in now)
+    out = [f"the machine itself, now over then: {drift}"]
+    before = {tuple(row[key] for key in KEY): row for row in old["cells"]}
+    for row in new["cells"]:
         past = before.get(tuple(row[key] for key in KEY))
         if past:
             a, b = past["seconds"], row["seconds"]
@@ -169,7 +174,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 
 def measure_table(args: argparse.Namespace) -> dict[str, Any]:
     """Rates, rows and, with --against, ratios; printed."""
-    old = earlier(args.against) if args.against else []
+    old = earlier(args.against) if args.against else None
     found = bound.measure(torch.device("cuda" if torch.cuda.is_available() else "cpu"))
     for name, rate in found.matmul.items():
         print(
@@ -183,8 +188,11 @@ def measure_table(args: argparse.Namespace) -> dict[str, Any]:
         cells = [Cell(core, size, batch, image, kind) for size, image, kind, core in mixed]
         for row, cell in zip(timed(cells, args.rounds, found), cells, strict=True):
             rows.append({**row, "peak": peak_apart(cell, args.threads, args.products)})
-    print("\n".join([table([columns(row) for row in rows]), *compare(old, rows)]))
-    return {"rates": dataclasses.asdict(found), "cells": rows}
+    print(table([columns(row) for row in rows]))
+    out = {"rates": dataclasses.asdict(found), "cells": rows}
+    if old:
+        print("\n".join(compare(old, out)))
+    return out
 
 
 def measure_growth(args: argparse.Namespace) -> dict[str, Any]:

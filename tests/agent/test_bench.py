@@ -156,16 +156,20 @@ def test_a_larger_batch_has_a_higher_peak_in_a_process_of_its_own():
     assert 0 < small < peak.peak_apart(dataclasses.replace(CELL, batch="16x64"), 1, "shipped")
 
 
-def row(seconds, world):
-    return {**dataclasses.asdict(CELL), "seconds": seconds, "parts": {"world": world}}
+def result(seconds, world, rate):
+    row = {**dataclasses.asdict(CELL), "seconds": seconds, "parts": {"world": world}}
+    return {"rates": {"matmul": {"float32": rate}, "copy": rate / 2}, "cells": [row]}
 
 
 def test_ratios_are_of_medians_with_the_extremes_of_all_pairs_of_rounds():
-    old, new = row([4.0, 6.0, 5.0], [3.0, 3.0, 3.0]), row([2.0, 2.5, 3.0], [1.0, 2.0, 3.0])
-    (line,) = bench.compare([old], [new])
+    old = result([4.0, 6.0, 5.0], [3.0, 3.0, 3.0], 100.0)
+    new = result([2.0, 2.5, 3.0], [1.0, 2.0, 3.0], 90.0)
+    machine, line = bench.compare(old, new)
+    assert "float32 0.90x  copy 0.90x" in machine
     assert "update 2.00x (1.33..3.00)" in line
     assert "world 1.50x" in line
-    assert not bench.compare([old], [{**new, "core": "gru"}])
+    new["cells"][0]["core"] = "gru"
+    assert bench.compare(old, new) == [machine]
 
 
 def test_results_of_another_version_are_refused(tmp_path):
