@@ -6,8 +6,8 @@ import ctypes
 import os
 import sys
 
-M_MMAP_THRESHOLD, M_TRIM_THRESHOLD = -3, -1
-LARGE = 2**31 - 1
+M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+NEVER = -1
 
 
 def prepare() -> None:
@@ -25,5 +25,6 @@ def prepare() -> None:
     if sys.platform == "linux":
         libc = ctypes.CDLL(None)
         if hasattr(libc, "mallopt"):
-            libc.mallopt(M_MMAP_THRESHOLD, LARGE)
-            libc.mallopt(M_TRIM_THRESHOLD, LARGE)
+            # The highest threshold that can be set, 2 GiB, is less than one update frees.
+            libc.mallopt(M_TRIM_THRESHOLD, NEVER)
+            libc.mallopt(M_MMAP_MAX, 0)

@@ -20,6 +20,7 @@ if __name__ == "__main__":
 import torch
 
 from configs.load import resolve
+from configs.mkl import choose_products
 from worldmodels import latent
 from worldmodels.world_model import WorldModel
 
@@ -56,7 +57,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds")
     parser.add_argument("--threads", type=int, default=2, help="CPU threads")
     parser.add_argument("--precision", default="float32", choices=["float32", "bfloat16"])
+    parser.add_argument("--products", default="auto", choices=["auto", "shipped"])
     args = parser.parse_args()
+    print(choose_products(args.products))
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     dtype = getattr(torch, args.precision)
