@@ -19,6 +19,7 @@ from agent.checkpoint import Checkpoints
 from agent.learner import Learner
 from agent.logger import Logger, Terminal
 from agent.loop import Loop
+from agent.overlap import Overlapped
 from agent.summary import model_summary
 from agent.update import Update
 from configs import load as configs
@@ -177,7 +178,16 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
             online=config.replay.online,
         )
         batch = config.batch
-        loader = Loader(replay, batch.size, batch.length, (config.seed, 0), device)
+        overlapped = config.loop.mode == "overlapped"
+        loader = Loader(
+            replay,
+            batch.size,
+            batch.length,
+            (config.seed, 0),
+            device,
+            depth=2 if overlapped else 1,
+            exact=not overlapped,
+        )
         parts = Checkpoints.load(published[-1]) if published else None
         flops = 0 if parts else auto.count_flops(update, batch.size, batch.length)
         if not parts:
@@ -185,7 +195,7 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
         logger = Logger(folder, parts["run"]["agent_step"] * env.repeat if parts else 0)
         learner = Learner(update, config.seed, config.precision)
         actor = Actor(update, env.count, config.seed)
-        loop = Loop(
+        loop = (Overlapped if overlapped else Loop)(
             config, pool, actor, learner, replay, loader, logger, terminal, checkpoints, flops
         )
         if parts:
