@@ -81,12 +81,13 @@ def test_an_exact_loader_draws_in_next_and_another_in_its_threads(counter, monke
     replay = counter.make()
     counter.fill(replay, 100)
     loader = Loader(replay, 4, 20, (0, 0), CPU, depth=2, exact=exact)
-    draw, names = replay.draw, []
-    monkeypatch.setattr(
-        replay,
-        "draw",
-        lambda *args: (names.append(threading.current_thread().name), draw(*args))[1],
-    )
+    names, draw = [], replay.draw
+
+    def watched(*args):
+        names.append(threading.current_thread().name)
+        return draw(*args)
+
+    monkeypatch.setattr(replay, "draw", watched)
     batch = loader.next(0)
     waiting = loader.state()["waiting"]
     assert [update for update, _ in waiting] == [1, 2]
