@@ -134,6 +134,13 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
         config = note(auto.choose_device(config))
         config = note(auto.choose_threads(config))
         config = note(auto.choose_envs(config, cheap(config.task)))
+    overlapped = config.loop.mode == "overlapped"
+    if overlapped and config.env.processes == "no" and not cheap(config.task):
+        # Built in this thread and stepped in the actor's, where OpenGL would refuse to draw.
+        raise RunError(
+            f"env.processes no: {config.task} cannot be stepped in a thread beside the learner; "
+            f"leave it at auto, or add --loop.mode lockstep"
+        )
     torch.set_num_threads(max(1, config.threads))
     seed_everything(config.seed)
     env, make = config.env, env_maker(config)
@@ -178,7 +185,6 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
             online=config.replay.online,
         )
         batch = config.batch
-        overlapped = config.loop.mode == "overlapped"
         loader = Loader(
             replay,
             batch.size,

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import threading
 import time
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -259,12 +260,14 @@ def test_what_is_taken_is_of_one_update_and_does_not_change(tiny, device):
         while published.number == 0:
             time.sleep(0.001)
         deadline = time.monotonic() + 1
-        while time.monotonic() < deadline:
-            copied, number = published.take()
-            for _ in range(2):
-                found = torch.stack([param.flatten()[[0, -1]] for param in copied.parameters()])
-                assert (found == number).all()
-            numbers.append(number)
+        stream = torch.cuda.stream(torch.cuda.Stream()) if device == "cuda" else nullcontext()
+        with stream:
+            while time.monotonic() < deadline:
+                copied, number = published.take()
+                for _ in range(2):
+                    ends = [param.flatten()[[0, -1]] for param in copied.parameters()]
+                    assert (torch.stack(ends) == number).all()
+                numbers.append(number)
     finally:
         done.set()
         learner.join()

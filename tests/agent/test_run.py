@@ -142,6 +142,13 @@ def test_other_settings_in_the_same_folder_are_refused_with_a_diff(tmp_path):
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 
+def test_a_simulator_in_this_process_needs_lockstep(tmp_path):
+    flags = ("--env.processes", "no", "--steps", "20", "--log.media_every", "0")
+    output = train(tmp_path, *flags, task="memory_maze_9x9", status=2)
+    assert "env.processes no: memory_maze_9x9 cannot be stepped" in output
+    train(tmp_path, *flags, "--loop.mode", "lockstep", task="memory_maze_9x9")
+
+
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
