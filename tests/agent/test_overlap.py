@@ -145,6 +145,9 @@ def test_a_failure_while_acting_ends_the_run_with_its_own_words(make, mode):
     with pytest.raises(RuntimeError, match=r"more than env\.restarts_per_hour 0"):
         loop.run()
     assert not actors()
+    if mode == "overlapped":
+        with pytest.raises(RuntimeError, match="restarts_per_hour"):
+            loop.save()
 
 
 def test_a_failure_of_the_learner_ends_acting(make, monkeypatch):
@@ -204,6 +207,27 @@ def test_checkpoints_during_a_run_are_whole_and_can_be_gone_on_from(make, monkey
     assert again.learner.updates == again.due()
 
 
+def test_a_checkpoint_waits_for_one_tick_only(make, monkeypatch):
+    loop = make("--checkpoint.every", "0", "--loop.train_ratio", "0.1", steps=100)
+    slow(monkeypatch, loop.pool, "recv", 0.005)
+    passed = []
+    save, write = loop.save, loop.checkpoints.save
+
+    def ask():
+        asked = loop.agent_step
+        monkeypatch.setattr(
+            loop.checkpoints,
+            "save",
+            lambda step, parts: (passed.append(step - asked), write(step, parts))[1],
+        )
+        save()
+
+    monkeypatch.setattr(loop, "save", ask)
+    loop.run()
+    assert len(passed) > 5
+    assert max(passed) <= 2  # two environments: no more than the tick that was under way
+
+
 def test_the_learner_keeps_its_threads_and_the_actor_has_one(make, monkeypatch):
     loop = make("--loop.train_ratio", "8", steps=40)
     methods = (loop.actor, "act"), (loop.learner, "train")
@@ -237,6 +261,29 @@ def test_published_weights_act_like_the_learners(tiny, core):
         left, right = (actor.act(np.arange(4), obs) for actor in actors)
         np.testing.assert_array_equal(left, right)
         torch.testing.assert_close(actors[0].x_norm, actors[1].x_norm, rtol=0, atol=0)
+
+
+def test_an_actor_that_is_overtaken_looks_again(tiny):
+    class Overtaken(Published):
+        """The next look at `latest` is followed by an update, before anything else happens."""
+
+        soon = None
+
+        @property
+        def latest(self):
+            found, soon, self.soon = self.named, self.soon, None
+            if soon:
+                self.publish(soon)
+            return found
+
+        @latest.setter
+        def latest(self, index):
+            self.named = index
+
+    published = Overtaken(Update(tiny(), OBS, ACT), 0)
+    published.publish(1)
+    published.soon = 2
+    assert published.take()[1] == 2
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
