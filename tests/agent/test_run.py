@@ -83,7 +83,8 @@ def test_after_kill_9_the_same_command_goes_on_from_the_checkpoint(tmp_path, mod
     made = after["learner"]["updates"] - before["learner"]["updates"]
     assert made <= {"lockstep": 0, "overlapped": 3}[mode]
     ranges = [part["learner"]["model"]["return_range"] for part in (before, after)]
-    torch.testing.assert_close(*ranges, rtol=0.1 if made else 0, atol=0)
+    # Begun anew, three updates would bring it to a few hundredths of what it was.
+    torch.testing.assert_close(*ranges, rtol=0.5 if made else 0, atol=0)
     steps = [row["agent_step"] for row in rows(tmp_path, "metrics.jsonl")]
     assert steps == sorted(steps)
 
