@@ -1,9 +1,11 @@
-"""The online loop: step, act, store, learn; log, save, resume.
+"""The online loop in lockstep: step, act, store, learn; log, save, resume.
 
     recv -> act -> send -> replay.add -> updates that the train ratio owes -> recv ...
 
 Workers step while the learner learns. Everything the run is made of can be saved between `send`
 and `recv`, and comes back so that a resumed run on a CPU equals the uninterrupted one.
+`agent/overlap.py` runs `tick` in a thread beside `learn`: what `tick` writes and a row or a
+checkpoint reads is therefore a number, or a deque that is taken from one item at a time.
 """
 
 from __future__ import annotations
@@ -63,6 +65,7 @@ class Loop:
         self.terminal, self.checkpoints = terminal, checkpoints
         self.flops_per_update = flops_per_update
         self.agent_step = 0
+        self.fill = config.loop.fill or config.batch.size * config.batch.length
         self.fill_step: int | None = None  # agent step at which updates began
         self.wall_before = 0.0  # seconds of earlier sittings
         count = pool.count
@@ -70,7 +73,10 @@ class Loop:
         self.lengths = np.zeros(count, np.int64)
         self.recent: deque[float] = deque(maxlen=100)
         self.window: deque[dict[str, torch.Tensor]] = deque(maxlen=100)
-        self.acted: deque[tuple[torch.Tensor, np.ndarray]] = deque(maxlen=1000)  # norm of x, age
+        # Norm of x, age and staleness of the newest ticks.
+        self.acted: deque[tuple[torch.Tensor, np.ndarray, int]] = deque(maxlen=1000)
+        self.staleness = 0  # updates that are due and that the acting weights do not hold yet
+        self.finished: deque[tuple[dict[str, float], dict[str, Any]]] = deque()  # not yet logged
         self.frames: list[np.ndarray] = []
         self.last_episode: np.ndarray | None = None
         self.stop: str | None = None
@@ -85,14 +91,18 @@ class Loop:
         """Until `steps` agent steps or a request to stop; saves at the end in either case."""
         if not self.checkpoints.published():
             self.save()
+        self.go()
+        self.learner.check()
+        self.row()
+        self.save()
+
+    def go(self) -> None:
+        """Ticks and the updates that they owe, until the end or a request to stop."""
         while self.agent_step < self.config.steps and not self.stop:
             self.tick()
             if self.learn():
                 break
             self.report()
-        self.learner.check()
-        self.row()
-        self.save()
 
     def tick(self) -> None:
         """One step of the slots that are due, into the replay."""
@@ -103,10 +113,13 @@ class Loop:
         self.agent_step += int((~obs["is_last"]).sum())
         self.returns[ids] += obs["reward"]
         self.lengths[ids] += ~obs["is_first"]
-        self.acted.append((self.actor.x_norm, obs["age"]))
+        self.acted.append((self.actor.x_norm, obs["age"], self.staleness))
         self.keep_frames(ids, obs)
         for row in np.flatnonzero(obs["is_last"]):
             self.finish_episode(int(ids[row]), {key: value[row] for key, value in obs.items()})
+        filled = self.fill_step is None and len(self.replay) >= self.fill
+        if filled and self.replay.ready(self.config.batch.length):
+            self.fill_step = self.agent_step
 
     def finish_episode(self, slot: int, obs: dict[str, Any]) -> None:
         score = {
@@ -119,27 +132,30 @@ class Loop:
         }
         self.recent.append(score["return"])
         self.returns[slot], self.lengths[slot] = 0.0, 0
-        self.logger.score(self.axes(), score)
+        self.finished.append((self.axes(), score))
+
+    def due(self) -> int:
+        """Updates owed for all steps so far: what lockstep would have made by now."""
+        if self.fill_step is None:
+            return 0
+        batch = self.config.batch
+        # The step that fills the replay pays for one update, so that learning starts at once.
+        steps = self.agent_step - self.fill_step
+        return 1 + updates_due(steps, self.config.loop.train_ratio, batch.size * batch.length)
 
     def learn(self) -> bool:
         """The updates that are owed; true when a stop was asked for in between."""
-        batch = self.config.batch
-        if self.fill_step is None:
-            fill = self.config.loop.fill or batch.size * batch.length
-            if len(self.replay) < fill or not self.replay.ready(batch.length):
-                return False
-            self.fill_step = self.agent_step
-            self.terminal.show("replay is large enough: first update ...", force=True)
-        batch_steps = batch.size * batch.length
-        # The step that fills the replay pays for one update, so that learning starts at once.
-        steps = self.agent_step - self.fill_step
-        due = 1 + updates_due(steps, self.config.loop.train_ratio, batch_steps)
-        while self.learner.updates < due:
-            self.window.append(self.learner.train(self.loader.next(self.learner.updates)))
+        while self.learner.updates < self.due():
+            if not self.learner.updates:
+                self.terminal.show("replay is large enough: first update ...", force=True)
+            self.train()
             if self.stop:
                 return True
             self.report()
         return False
+
+    def train(self) -> None:
+        self.window.append(self.learner.train(self.loader.next(self.learner.updates)))
 
     # -- what is seen -----------------------------------------------------------------------
 
@@ -157,6 +173,7 @@ class Loop:
         }
 
     def report(self) -> None:
+        self.log_scores()
         now = time.monotonic()
         if now - self.last_row >= self.config.log.every:
             self.row()
@@ -168,6 +185,10 @@ class Loop:
             self.save()
         elif now - self.last_row < 1e-3:
             self.show()
+
+    def log_scores(self) -> None:
+        while self.finished:
+            self.logger.score(*self.finished.popleft())
 
     def row(self) -> None:
         """One row of metrics; the only place where the host waits for the device's metrics."""
@@ -183,12 +204,14 @@ class Loop:
             )
             metrics.update(zip(keys, stacked.tolist(), strict=True))
             self.window.clear()
-        if self.acted:
-            norms, ages = zip(*self.acted, strict=True)
+        acted = [self.acted.popleft() for _ in range(len(self.acted))]
+        if acted:
+            norms, ages, staleness = zip(*acted, strict=True)
+            metrics["acting/staleness"] = float(np.mean(staleness))
+            metrics["acting/staleness_max"] = float(max(staleness))
             age = torch.from_numpy(np.concatenate(ages))
             acting = norm_by_age(torch.cat(norms).cpu(), age, "acting")
             metrics.update((key, value.item()) for key, value in acting.items())
-            self.acted.clear()
         # An age that was not seen since the last row has no norm.
         metrics = {k: v for k, v in metrics.items() if k[:7] != "x_norm/" or math.isfinite(v)}
         metrics["rate/agent_steps"] = (self.agent_step - steps) / span
@@ -197,7 +220,7 @@ class Loop:
         metrics["usage/ram_gb"] = self.process.memory_info().rss / 1e9
         metrics.update({f"replay/{key}": value for key, value in self.replay.stats().items()})
         if self.recent:
-            metrics["episode/return_mean_100"] = float(np.mean(self.recent))
+            metrics["episode/return_mean_100"] = float(np.mean(list(self.recent)))
         self.logger.row(self.axes(), metrics)
         self.rate_mark = (now, self.agent_step, self.learner.updates)
         self.last_row = now
@@ -210,22 +233,22 @@ class Loop:
         left = (self.config.steps - self.agent_step) / rate if rate else float("inf")
         eta = "?" if left == float("inf") else f"{left / 3600:.1f} h"
         if self.fill_step is None:
-            need = self.config.loop.fill or self.config.batch.size * self.config.batch.length
-            state = f"filling {len(self.replay):,}/{need:,}"
+            state = f"filling {len(self.replay):,}/{self.fill:,}"
         else:
             state = f"loss {metrics.get('loss/total', float('nan')):.1f}"
-        last = f"{self.recent[-1]:.2f}" if self.recent else "-"
-        mean = f"{np.mean(self.recent):.2f}" if self.recent else "-"
+        recent = list(self.recent)
+        last = f"{recent[-1]:.2f}" if recent else "-"
+        mean = f"{np.mean(recent):.2f}" if recent else "-"
         self.terminal.show(
             f"step {self.agent_step:,}/{self.config.steps:,}  update {self.learner.updates:,}  "
             f"{rate:.1f} steps/s  {metrics['rate/updates']:.2f} updates/s  {state}  "
-            f"return {last} (mean of {len(self.recent)}: {mean})  "
+            f"return {last} (mean of {len(recent)}: {mean})  "
             f"RAM {metrics['usage/ram_gb']:.1f} GB  ETA {eta}"
         )
 
     def keep_frames(self, ids: np.ndarray, obs: dict[str, np.ndarray]) -> None:
         """Frames of slot 0, for the policy video."""
-        images = self.actor.update.world.encoder.images
+        images = self.learner.update.world.encoder.images
         if not images or not self.config.log.media_every or ids[0] != 0:
             return
         if obs["is_first"][0]:
@@ -238,7 +261,7 @@ class Loop:
     def make_media(self) -> None:
         """Videos of the policy and of open-loop prediction, with the prediction's errors."""
         try:
-            if self.actor.update.world.encoder.images:
+            if self.learner.update.world.encoder.images:
                 step = self.agent_step * self.config.env.repeat
                 frames = self.last_episode
                 if frames is None and self.frames:
@@ -255,10 +278,10 @@ class Loop:
         length = min(batch.length, context + max(media.HORIZONS))
         key = (self.config.seed, 1, self.learner.updates)
         drawn = self.replay.read(self.replay.draw(media.ROWS, length, key, online=False))
-        device = self.actor.device
+        device = self.learner.device
         tensors = {k: torch.from_numpy(v).to(device) for k, v in drawn.items()}
         random = seeding.generator(self.config.seed, "media", self.learner.updates, device)
-        truth, prediction = media.open_loop(self.actor.update, tensors, context, random)
+        truth, prediction = media.open_loop(self.learner.update, tensors, context, random)
         self.logger.row(self.axes(), media.errors(truth, prediction, context))
         self.logger.video("prediction", media.video(truth, prediction[0], context), step)
         self.logger.picture("prediction", media.strip(truth, prediction[0], context), step)
@@ -267,6 +290,7 @@ class Loop:
 
     def save(self) -> None:
         self.learner.check()
+        self.log_scores()
         self.replay.flush()
         run = {
             "agent_step": self.agent_step,

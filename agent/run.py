@@ -19,6 +19,7 @@ from agent.checkpoint import Checkpoints
 from agent.learner import Learner
 from agent.logger import Logger, Terminal
 from agent.loop import Loop
+from agent.overlap import Overlapped
 from agent.summary import model_summary
 from agent.update import Update
 from configs import load as configs
@@ -138,6 +139,13 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
         config = note(auto.choose_threads(config))
         config = note(auto.choose_envs(config, cheap(config.task)))
     reasons.append(choose_products(config.products))
+    overlapped = config.loop.mode == "overlapped"
+    if overlapped and config.env.processes == "no" and not cheap(config.task):
+        # Built in this thread and stepped in the actor's, where OpenGL would refuse to draw.
+        raise RunError(
+            f"env.processes no: {config.task} cannot be stepped in a thread beside the learner; "
+            f"leave it at auto, or add --loop.mode lockstep"
+        )
     torch.set_num_threads(max(1, config.threads))
     seed_everything(config.seed)
     env, make = config.env, env_maker(config)
@@ -182,7 +190,15 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
             online=config.replay.online,
         )
         batch = config.batch
-        loader = Loader(replay, batch.size, batch.length, (config.seed, 0), device)
+        loader = Loader(
+            replay,
+            batch.size,
+            batch.length,
+            (config.seed, 0),
+            device,
+            depth=2 if overlapped else 1,
+            exact=not overlapped,
+        )
         parts = Checkpoints.load(published[-1]) if published else None
         flops = 0 if parts else auto.count_flops(update, batch.size, batch.length)
         if not parts:
@@ -190,7 +206,7 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
         logger = Logger(folder, parts["run"]["agent_step"] * env.repeat if parts else 0)
         learner = Learner(update, config.seed, config.precision, config.compile == "yes")
         actor = Actor(update, env.count, config.seed)
-        loop = Loop(
+        loop = (Overlapped if overlapped else Loop)(
             config, pool, actor, learner, replay, loader, logger, terminal, checkpoints, flops
         )
         if parts:

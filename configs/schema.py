@@ -55,6 +55,10 @@ class BatchConfig:
 class LoopConfig:
     train_ratio: float = setting(32.0, "replayed steps per agent step; may be a fraction")
     fill: int = setting(0, "agent steps before the first update; 0: one batch (size x length)")
+    mode: Literal["overlapped", "lockstep"] = setting(
+        "overlapped", "acting beside learning, or in turns: slower, but a run can be repeated"
+    )
+    lead: int = setting(2, "overlapped: updates that acting may be owed before it waits")
 
 
 @dataclass(frozen=True)

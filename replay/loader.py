@@ -1,7 +1,8 @@
-"""Batches ahead of time: indices are drawn at a fixed point of the loop, threads only decode.
+"""Batches ahead of time, decoded by threads; indices are drawn at a fixed point of the loop.
 
 So what is trained on does not depend on how fast the threads are, and a resumed run, which reads
-the positions that were waiting once more, gets the same batches bit for bit.
+the positions that were waiting once more, gets the same batches bit for bit. Where steps are added
+by another thread there is no fixed point, and the threads that decode draw as well.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from replay.replay import Draw, Replay
 
 
 class Loader:
-    """`next(update)` gives the batch of that update and draws that of `update + depth`."""
+    """`next(update)` gives the batch of that update and begins that of `update + depth`."""
 
     def __init__(
         self,
@@ -28,43 +29,52 @@ class Loader:
         device: torch.device,
         threads: int = 2,
         depth: int = 1,
+        exact: bool = True,
     ):
-        """`key` (seed, rank) and the number of the update decide what is drawn."""
+        """`key` (seed, rank) and the number of the update decide what is drawn.
+
+        exact: draw within `next`, from what is stored then; otherwise a thread draws, and `next`
+        only waits for a batch that is not ready.
+        """
         self.replay, self.batch, self.length, self.key = replay, batch, length, key
-        self.device, self.depth = device, depth
+        self.device, self.depth, self.exact = device, depth, exact
         self.threads = ThreadPoolExecutor(threads, "replay")
-        self.waiting: deque[tuple[int, Draw, Future[dict[str, Tensor]]]] = deque()
+        self.waiting: deque[tuple[int, Future[tuple[Draw, dict[str, Tensor]]]]] = deque()
 
     def next(self, update: int) -> dict[str, Tensor]:
         """The batch (B, T, ...) of `update` on the device. Raises what decoding raised."""
         while len(self.waiting) <= self.depth:
             self.begin(update + len(self.waiting))
-        number, _, future = self.waiting.popleft()
+        number, future = self.waiting.popleft()
         assert number == update, f"batch {number} is next, not {update}"
-        batch = future.result()
+        _, batch = future.result()
         return {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
 
     def begin(self, update: int) -> None:
-        self.submit(update, self.replay.draw(self.batch, self.length, (*self.key, 0, update)))
+        key = (*self.key, 0, update)
+        if self.exact:
+            future = self.threads.submit(self.read, self.draw(key))
+        else:
+            future = self.threads.submit(lambda: self.read(self.draw(key)))
+        self.waiting.append((update, future))
 
-    def submit(self, update: int, draw: Draw) -> None:
-        self.waiting.append((update, draw, self.threads.submit(self.read, draw)))
+    def draw(self, key: tuple[int, ...]) -> Draw:
+        return self.replay.draw(self.batch, self.length, key)
 
-    def read(self, draw: Draw) -> dict[str, Tensor]:
+    def read(self, draw: Draw) -> tuple[Draw, dict[str, Tensor]]:
         batch = {key: torch.from_numpy(value) for key, value in self.replay.read(draw).items()}
         if self.device.type == "cuda":
-            return {key: value.pin_memory() for key, value in batch.items()}
-        return batch
+            batch = {key: value.pin_memory() for key, value in batch.items()}
+        return draw, batch
 
     def state(self) -> dict[str, Any]:
-        """Draws that are waiting. Their decoding has ended, so `Replay.collect` may follow."""
-        for _, _, future in self.waiting:
-            future.exception()
+        """Draws that are waiting. Their decoding has ended, so `Replay.collect` may follow.
+
+        Raises what drawing or decoding raised.
+        """
+        drawn = [(update, future.result()[0]) for update, future in self.waiting]
         return {
-            "waiting": [
-                [update, [list(pair) for pair in draw.positions]]
-                for update, draw, _ in self.waiting
-            ]
+            "waiting": [[update, [list(pair) for pair in draw.positions]] for update, draw in drawn]
         }
 
     @staticmethod
@@ -77,7 +87,8 @@ class Loader:
         self.waiting.clear()
         for update, pairs in state["waiting"]:
             positions = [(stream, start) for stream, start in pairs]
-            self.submit(update, self.replay.locate(positions, self.length))
+            draw = self.replay.locate(positions, self.length)
+            self.waiting.append((update, self.threads.submit(self.read, draw)))
 
     def close(self) -> None:
         self.threads.shutdown(cancel_futures=True)

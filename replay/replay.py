@@ -59,6 +59,8 @@ class Replay:
         self.live_bytes = 0
         self.fresh: deque[tuple[int, int]] = deque()
         self.next_fresh = [0] * streams
+        # Guards counts, tails, order and fresh windows: one thread adds while others draw.
+        self.cursor = threading.RLock()
         # Guards the cache and the index of the files, which a thread that decodes looks into.
         self.lock = threading.Lock()
         self.cache: OrderedDict[tuple[int, int], Block] = OrderedDict()
@@ -81,8 +83,9 @@ class Replay:
     def add(self, streams: np.ndarray, record: dict[str, np.ndarray]) -> None:
         """Append one step to each of `streams`, (n,) ints; every array of `record` is (n, ...).
 
-        Raises OSError when the disk is full. The step that did not fit and the rows behind it are
-        then not part of the replay; everything before stays good.
+        Other threads may draw and read meanwhile. Raises OSError when the disk is full. The step
+        that did not fit and the rows behind it are then not part of the replay; everything before
+        stays good.
         """
         ids = np.asarray(streams).tolist()
         rows = np.empty(len(ids), self.layout.plain)
@@ -90,15 +93,16 @@ class Replay:
             assert np.shape(record[key]) == (len(ids), *shape), (key, np.shape(record[key]), shape)
             if key not in self.layout.images:
                 rows[key] = record[key]
-        for row, stream in enumerate(ids):
-            tail, place = self.tails[stream], self.count[stream] % BLOCK
-            tail["plain"][place] = rows[row]
-            for key in self.layout.images:
-                tail[key][place] = record[key][row]
-            if place == BLOCK - 1:
-                self.finish_block(stream)
-            self.count[stream] += 1
-        self.evict()
+        with self.cursor:
+            for row, stream in enumerate(ids):
+                tail, place = self.tails[stream], self.count[stream] % BLOCK
+                tail["plain"][place] = rows[row]
+                for key in self.layout.images:
+                    tail[key][place] = record[key][row]
+                if place == BLOCK - 1:
+                    self.finish_block(stream)
+                self.count[stream] += 1
+            self.evict()
 
     def finish_block(self, stream: int) -> None:
         segments, tail = self.segments[stream], self.tails[stream]
@@ -140,6 +144,12 @@ class Replay:
         DreamerV3, which does not bound its share). `online` overrides the constructor's. Raises
         ValueError when no stream is long enough.
         """
+        with self.cursor:
+            return self.locate(self.choose(count, length, key, online), length)
+
+    def choose(
+        self, count: int, length: int, key: tuple[int, ...], online: bool | None
+    ) -> list[tuple[int, int]]:
         stored = np.array(self.count) - BLOCK * np.array(self.first)
         starts = np.maximum(stored - length + 1, 0)
         edges = np.cumsum(starts)
@@ -158,7 +168,7 @@ class Replay:
         offset = index - (edges - starts)[stream]
         for s, start in zip(stream.tolist(), offset.tolist(), strict=True):
             positions.append((s, BLOCK * self.first[s] + start))
-        return self.locate(positions, length)
+        return positions
 
     def fresh_windows(self, most: int, length: int) -> list[tuple[int, int]]:
         for stream, count in enumerate(self.count):
@@ -177,12 +187,13 @@ class Replay:
     def locate(self, positions: list[tuple[int, int]], length: int) -> Draw:
         """A Draw of given positions; holds on to the tails, so that it can be read later."""
         draw = Draw(positions, length)
-        for stream, start in positions:
-            block, rows = divmod(self.count[stream], BLOCK)
-            if start + length > block * BLOCK and (stream, block) not in draw.tails:
-                tail = self.tails[stream].items()
-                # No copy: rows once written never change, and every block gets arrays of its own.
-                draw.tails[stream, block] = {key: value[:rows] for key, value in tail}
+        with self.cursor:
+            for stream, start in positions:
+                block, rows = divmod(self.count[stream], BLOCK)
+                if start + length > block * BLOCK and (stream, block) not in draw.tails:
+                    tail = self.tails[stream].items()
+                    # No copy: rows once written never change, every block gets its own arrays.
+                    draw.tails[stream, block] = {key: value[:rows] for key, value in tail}
         return draw
 
     def read(self, draw: Draw) -> dict[str, np.ndarray]:
@@ -217,12 +228,13 @@ class Replay:
         return decoded
 
     def stats(self) -> dict[str, float]:
-        return {
-            "steps": len(self),
-            "added": self.added,
-            "disk_gb": self.bytes / 1e9,
-            "cache_gb": len(self.cache) * BLOCK * self.layout.step_bytes / 1e9,
-        }
+        with self.cursor:
+            return {
+                "steps": len(self),
+                "added": self.added,
+                "disk_gb": self.bytes / 1e9,
+                "cache_gb": len(self.cache) * BLOCK * self.layout.step_bytes / 1e9,
+            }
 
     def flush(self) -> None:
         """Make every full block durable; called before a checkpoint that refers to it."""
@@ -236,21 +248,22 @@ class Replay:
 
     def state(self) -> dict[str, Any]:
         """What `restore` needs: counts, order of the blocks, fresh windows and the tails."""
-        return {
-            "fields": self.layout.describe(),
-            "count": list(self.count),
-            "first": list(self.first),
-            "order": np.array(self.order, np.int32),
-            "fresh": [list(item) for item in self.fresh],
-            "next_fresh": list(self.next_fresh),
-            "tails": [
-                {
-                    key: np.frombuffer(value[: n % BLOCK].tobytes(), np.uint8)
-                    for key, value in tail.items()
-                }
-                for n, tail in zip(self.count, self.tails, strict=True)
-            ],
-        }
+        with self.cursor:
+            return {
+                "fields": self.layout.describe(),
+                "count": list(self.count),
+                "first": list(self.first),
+                "order": np.array(self.order, np.int32),
+                "fresh": [list(item) for item in self.fresh],
+                "next_fresh": list(self.next_fresh),
+                "tails": [
+                    {
+                        key: np.frombuffer(value[: n % BLOCK].tobytes(), np.uint8)
+                        for key, value in tail.items()
+                    }
+                    for n, tail in zip(self.count, self.tails, strict=True)
+                ],
+            }
 
     def restore(self, state: dict[str, Any]) -> None:
         """Back to `state`: what was appended later is deleted. No read may be under way.

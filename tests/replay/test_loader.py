@@ -1,6 +1,7 @@
 """Batches ahead of time are the same as batches in time."""
 
 import pickle
+import threading
 import time
 
 import pytest
@@ -72,6 +73,31 @@ def test_a_resumed_loader_gives_the_same_batches(counter, depth):
     loader = Loader(replay, 4, 20, (0, 0), CPU, depth=depth)
     loader.restore(state[1])
     assert same(expected, run(counter, replay, loader, range(10, 90)))
+    loader.close()
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_an_exact_loader_draws_in_next_and_another_in_its_threads(counter, monkeypatch, exact):
+    replay = counter.make()
+    counter.fill(replay, 100)
+    loader = Loader(replay, 4, 20, (0, 0), CPU, depth=2, exact=exact)
+    names, draw = [], replay.draw
+
+    def watched(*args):
+        names.append(threading.current_thread().name)
+        return draw(*args)
+
+    monkeypatch.setattr(replay, "draw", watched)
+    batch = loader.next(0)
+    waiting = loader.state()["waiting"]
+    assert [update for update, _ in waiting] == [1, 2]
+    assert len(names) == 3
+    assert all(name.startswith("MainThread" if exact else "replay_") for name in names)
+    # What waits can be read again from its positions, in either case.
+    expected = [loader.next(1), loader.next(2)]
+    loader.restore({"waiting": waiting})
+    assert same(expected, [loader.next(1), loader.next(2)])
+    assert batch["vector"].shape == (4, 20, 2)
     loader.close()
 
 

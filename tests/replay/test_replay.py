@@ -1,5 +1,6 @@
 """Order, eviction and sampling."""
 
+import sys
 import tempfile
 import threading
 from pathlib import Path
@@ -208,6 +209,34 @@ def test_reading_goes_on_while_another_thread_adds(image_counter):
     for thread in threads:
         thread.join()
     assert not errors
+
+
+def test_draws_are_whole_while_another_thread_adds_and_evicts(image_counter):
+    replay = image_counter.make(capacity=400, ram_bytes=0)
+    image_counter.fill(replay, 60)
+    drawn, failures = [0, 0], []
+
+    def draw(rank):
+        try:
+            while drawn[rank] < 300:
+                drawn[rank] += 1
+                # Fresh windows reach into the tails, where the other thread writes.
+                image_counter.check(replay, replay.draw(4, 20, (0, rank, drawn[rank])))
+                state = replay.state()
+                for count, tail in zip(state["count"], state["tails"], strict=True):
+                    assert len(tail["plain"]) == count % BLOCK * replay.layout.plain.itemsize
+        except BaseException as error:
+            failures.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)  # seconds: threads take turns within every line
+    threads = [threading.Thread(target=draw, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        image_counter.fill(replay, 1)
+    sys.setswitchinterval(interval)
+    assert not failures
 
 
 def test_the_index_takes_less_than_two_bytes_per_step(counter):
