@@ -319,8 +319,8 @@ class Loop:
         run = parts["run"]
         self.agent_step, self.fill_step = run["agent_step"], run["fill_step"]
         self.wall_before = run["wall_seconds"]
-        self.returns = np.array(run["returns"])
-        self.lengths = np.array(run["lengths"])
+        self.returns = np.asarray(run["returns"]).copy()
+        self.lengths = np.asarray(run["lengths"]).copy()
         self.recent.extend(run["recent"])
         self.flops_per_update = run["flops_per_update"]
         self.learner.restore(parts["learner"])

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
-from worldmodels.layers import MLP, RMSNorm
+from worldmodels.layers import MLP, Linear, RMSNorm, init_weight
 
 FEATURES = ("output", "hidden", "full")
 
@@ -32,14 +31,21 @@ class FeatureHead(nn.Module):
         assert features in FEATURES, features
         h, x, z = widths
         self.features, self.h = features, h
-        self.inputs = z + (h if features != "hidden" else 0) + (x if features != "output" else 0)
+        rest = z if features == "hidden" else h + z
+        self.inputs = rest + (0 if features == "output" else x)
         self.norm = RMSNorm(x) if norm and features != "output" else None
-        self.mlp = MLP(self.inputs, units, layers, outputs, outscale)
+        # One layer over h, z and x in two parts: the features are never copied side by side.
+        self.from_hz = Linear(rest, units)
+        init_weight(self.from_hz.weight, self.inputs)
+        if features != "output":
+            self.from_x = nn.Linear(x, units, bias=False)
+            init_weight(self.from_x.weight, self.inputs)
+        self.enter = RMSNorm(units, silu=True)
+        self.mlp = MLP(units, units, layers - 1, outputs, outscale)
 
     def forward(self, hz: Tensor, x: Tensor | None) -> Tensor:
         """hz (..., D+Z): h and z side by side; x (..., X) is not looked at by `output`."""
-        if x is None or self.features == "output":
-            return self.mlp(hz).float()
-        x = x if self.norm is None else self.norm(x)
-        rest = hz if self.features == "full" else hz[..., self.h :]
-        return self.mlp(torch.cat([rest, x], -1)).float()
+        hidden = self.from_hz(hz[..., self.h :] if self.features == "hidden" else hz)
+        if x is not None and self.features != "output":
+            hidden = hidden + self.from_x(x if self.norm is None else self.norm(x))
+        return self.mlp(self.enter(hidden)).float()
