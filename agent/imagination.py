@@ -38,13 +38,8 @@ def imagine(
     a graph and the actor's outputs carry theirs alone, which is all that REINFORCE needs.
     """
     hz, x, z = (start[key][:, -count:].detach().flatten(0, 1) for key in ("hz", "x", "z"))
-    rows, length = start["hz"].shape[:2]
-    starts = None
-    if count < length:
-        every = torch.arange(rows * length, device=hz.device).view(rows, length)
-        starts = every[:, -count:].flatten()
     with torch.set_grad_enabled(dynamics):
-        roll = world.core.imagine(start["context"], starts)
+        roll = world.core.imagine(start["context"], count)
         hzs, xs, outs, actions = [hz], [x], [], []
         for z_noise, action_noise in zip(noise["z"], noise["action"], strict=True):
             # The actor reads detached features: its gradient through time is cut here.

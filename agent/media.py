@@ -39,7 +39,7 @@ def open_loop(
     noise = world.noise(rows, context, generator=random)
     seen, carry = world.observe(
         world.encoder(obs), action[:, :context], batch["is_first"][:, :context],
-        world.initial(rows), noise,
+        world.initial(rows, batch["age"][:, 0]), noise,
     )  # fmt: skip
     hs, zs = [repeat(seen["h"])], [repeat(seen["z"])]
     state, z = tree_map(repeat, carry["core"]), repeat(carry["z"])

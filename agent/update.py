@@ -83,7 +83,7 @@ class Update(nn.Module):
         batch: what the replay holds, (B, T, ...) each; noise: from `noise`.
         """
         batch = {**batch, "action": self.policy.encode(batch["action"])}
-        carry = self.world.initial(len(batch["reward"]))
+        carry = self.world.initial(len(batch["reward"]), batch["age"][:, 0])
         losses, start = self.world.losses(batch, carry, noise["post"])
         dynamics = self.config.behaviour.actor_grad == "dynamics"
         rows, length = batch["reward"].shape

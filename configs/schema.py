@@ -103,6 +103,15 @@ class S3MConfig:
 
 
 @dataclass(frozen=True)
+class TransformerConfig:
+    layers: int = setting(4, "blocks")
+    width: int = setting(256, "width of tokens and of h")
+    heads: int = setting(4, "attention heads")
+    window: int = setting(64, "steps that a block sees, its own included")
+    ffn: int = setting(1024, "width inside the feed-forward")
+
+
+@dataclass(frozen=True)
 class LossConfig:
     dyn: float = setting(1.0, "scale of KL(sg(posterior) || prior)")
     rep: float = setting(0.1, "scale of KL(posterior || sg(prior))")
@@ -165,7 +174,7 @@ class Config:
     """A whole run. Top-level fields are the short flags: `--task`, `--core`, ..."""
 
     task: str = setting("memory_maze_9x9", "environment: suite_name, for example gym_CartPole-v1")
-    core: str = setting("s3m", "sequence core of the world model: gru, s3m")
+    core: str = setting("s3m", "sequence core of the world model: gru, s3m, transformer")
     size: str = setting("auto", "1m 12m 25m 50m 100m 200m 400m debug; auto: by device")
     preset: str = setting("", "named settings on top, comma separated: r2i, bsuite_small, ...")
     seed: int = setting(0, "every random number of the run derives from it")
@@ -189,6 +198,9 @@ class Config:
     model: ModelConfig = setting(ModelConfig(), "world model")
     gru: GRUConfig = setting(GRUConfig(), "core gru (block GRU of DreamerV3)")
     s3m: S3MConfig = setting(S3MConfig(), "core s3m (state-space model of R2I)")
+    transformer: TransformerConfig = setting(
+        TransformerConfig(), "core transformer (a window and no memory, the control)"
+    )
     loss: LossConfig = setting(LossConfig(), "loss scales")
     behaviour: BehaviourConfig = setting(BehaviourConfig(), "actor and critic")
     optim: OptimConfig = setting(OptimConfig(), "optimiser (LaProp with adaptive clipping)")

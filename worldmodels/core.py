@@ -4,8 +4,9 @@ One set of weights, three faces: `step` (acting, and any loop over time), `scan`
 at once) and `imagine` (rolls from every (b, t) of a scan). `scan` equals `step` repeated; the tests
 in tests/worldmodels/test_core_contract.py run over every core. See README.md, "Add a core".
 
-State is a dict of float32 tensors whose first axis is the batch. x is the hidden state as the
-policy reads it, a flat (..., X) tensor, after the input of its step has been absorbed.
+State is a dict of tensors whose first axis is the batch, float32 but for counters, which are int32.
+x is the hidden state as the policy reads it, a flat (..., X) tensor, after the input of its step
+has been absorbed.
 """
 
 from __future__ import annotations
@@ -66,14 +67,13 @@ class SequenceCore(nn.Module):
         """T steps of u (B, T, U): h (B, T, D), x (B, T, X), the last state and the context."""
         raise NotImplementedError
 
-    def imagine(self, context: State, starts: Tensor | None = None) -> Roll:
-        """Rolls from every (b, t), row-major, or from the flat indices `starts`.
+    def imagine(self, context: State, last: int | None = None) -> Any:
+        """Rolls from every (b, t), row-major, or from the `last` steps of each row: a `Roll`.
 
         The context is detached; what the roll itself computes keeps its graph.
         """
-        state = {key: value.detach().flatten(0, 1) for key, value in context.items()}
-        if starts is not None:
-            state = {key: value[starts] for key, value in state.items()}
+        first = 0 if last is None else -last
+        state = {key: value[:, first:].detach().flatten(0, 1) for key, value in context.items()}
         return Roll(self, state, self.prepare())
 
     def flops(self, batch: int, length: int) -> int:

@@ -8,12 +8,16 @@ from configs.schema import Config
 from worldmodels.core import SequenceCore
 from worldmodels.gru import GRU
 from worldmodels.s3m import S3M
+from worldmodels.transformer import Transformer
 
 CORES = {
     "gru": lambda config, z, action: GRU(
         z, action, config.model.hidden, **dataclasses.asdict(config.gru)
     ),
     "s3m": lambda config, z, action: S3M(z, action, **dataclasses.asdict(config.s3m)),
+    "transformer": lambda config, z, action: Transformer(
+        z, action, **dataclasses.asdict(config.transformer)
+    ),
 }
 
 

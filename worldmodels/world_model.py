@@ -96,9 +96,10 @@ class WorldModel(nn.Module):
         self.cont = MLP(h + z, model.units, 1, 1)
         self.register_buffer("bins", make_bins(), persistent=False)
 
-    def initial(self, batch: int) -> Carry:
+    def initial(self, batch: int, age: Tensor | None = None) -> Carry:
+        """Carry ahead of rows whose first step is `age` (B,) steps into its episode, or 0."""
         zeros = self.bins.new_zeros
-        core = self.core.initial(batch)
+        core = self.core.initial(batch, age)
         return {"core": core, "z": zeros(batch, self.z), "action": zeros(batch, self.action)}
 
     def log_probs(self, logits: Tensor) -> Tensor:
