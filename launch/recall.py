@@ -9,6 +9,7 @@ seed. The weights tested are the last ones: no length is used to choose among th
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import sys
 from pathlib import Path
@@ -37,7 +38,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("launch.recall", description=__doc__)
     add = parser.add_argument
     add("--task", choices=TASKS, required=True)
-    add("--cores", nargs="+", default=["gru", "s3m"])
+    add("--cores", nargs="+", default=["gru", "s3m"], help="CORE or CORE:KEY=VALUE:..., a variant")
     add("--seeds", nargs="+", type=int, default=[0, 1, 2, 3])
     add("--out", type=Path, required=True, help="folder of results.jsonl, table.md and plot.png")
     add("--size", default="1m", help="size preset (configs/sizes.yaml)")
@@ -63,8 +64,9 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
 def one(args: argparse.Namespace, task: Task, core: str, seed: int) -> list[dict[str, Any]]:
     """Train and test one core from one seed: a row for each test length and intervention."""
     optim = ["--optim.lr", str(args.lr), "--optim.warmup", str(args.warmup)]
-    given = [f"--{setting}" for setting in args.set]
-    config = resolve(["--core", core, "--size", args.size, *optim, *given])
+    name, *own = core.split(":")
+    given = [f"--{setting}" for setting in (*args.set, *own)]
+    config = resolve(["--core", name, "--size", args.size, *optim, *given])
     torch.manual_seed(seed)
     device = "cuda" if torch.cuda.is_available() else "cpu"
     probe = Probe(config, task.inputs, task.classes).to(device)
@@ -98,27 +100,30 @@ def one(args: argparse.Namespace, task: Task, core: str, seed: int) -> list[dict
     rows = []
     for how in ("kept", *args.intervene):
         for length in lengths:
-            query = task.steps(length) - 1
-
-            def change(step: int, state: Any, how: str = how, query: int = query) -> Any:
-                return disturb(probe.core, state, how, query) if step == query else state
-
-            score = evaluate(probe, pieces(length), None if how == "kept" else change)
+            change = functools.partial(disturb, probe.core, how, task.steps(length) - 1)
+            score = evaluate(probe, pieces(length), change)
             rows.append({**common, "intervene": how, "length": length, **score._asdict()})
     return rows
 
 
-def same_settings(args: argparse.Namespace) -> None:
-    """Keep the settings of a folder. Raises ValueError where they are not those of `args`."""
-    path = args.out / "settings.json"
+def settings(args: argparse.Namespace) -> str:
+    """What must stay the same in a folder, as JSON."""
     kept = {key: value for key, value in vars(args).items() if key not in MAY_CHANGE}
-    if not path.exists():
-        args.out.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(kept, indent=1))
-    before = json.loads(path.read_text())
-    wrong = [key for key in kept if before.get(key) != kept[key]]
-    if wrong:
+    return json.dumps(kept, indent=1)
+
+
+def check_settings(args: argparse.Namespace, path: Path) -> None:
+    """Raises ValueError where the settings of a folder are not those of `args`."""
+    if path.exists() and path.read_text() != settings(args):
+        before, now = json.loads(path.read_text()), json.loads(settings(args))
+        wrong = [key for key in now if before.get(key) != now[key]]
         raise ValueError(f"{path} has another {', '.join(wrong)}: choose another --out")
+
+
+def append(path: Path, rows: list[dict[str, Any]]) -> None:
+    """Add all rows in one write: a pair is there or it is not."""
+    with path.open("a") as file:
+        file.write("".join(json.dumps(row) + "\n" for row in rows))
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -127,7 +132,7 @@ def main(argv: list[str] | None = None) -> int:
     torch.set_num_threads(args.threads)
     task = make_task(args.task, args.facts, args.values, args.back)
     try:
-        same_settings(args)
+        check_settings(args, args.out / "settings.json")
         path = args.out / "results.jsonl"
         rows = [json.loads(line) for line in path.open()] if path.exists() else []
         finished = {(row["core"], row["seed"]) for row in rows}
@@ -135,11 +140,13 @@ def main(argv: list[str] | None = None) -> int:
             if (core, seed) in finished:
                 continue
             new = one(args, task, core, seed)
-            with path.open("a") as file:
-                file.write("".join(json.dumps(row) + "\n" for row in new))
+            args.out.mkdir(parents=True, exist_ok=True)
+            (args.out / "settings.json").write_text(settings(args))
+            append(path, new)
             rows += new
             recall_report.write(args.out, args.task, task, rows)
-            shown = "  ".join(f"{row['length']}: {row[task.score]:.3f}" for row in new)
+            kept = [row for row in new if row["intervene"] == "kept"]
+            shown = "  ".join(f"{row['length']}: {row[task.score]:.3f}" for row in kept)
             print(f"{core} seed {seed}, {new[0]['cpu_seconds']} CPU s  {shown}", flush=True)
     except (ConfigError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -58,10 +58,6 @@ class Probe(nn.Module):
         return self.classify(h), state
 
 
-def detached(state: State) -> State:
-    return {key: value.detach() for key, value in state.items()}
-
-
 class Training(NamedTuple):
     """What a training took: FLOPs are those of torch's counter, forward and backward."""
 
@@ -97,7 +93,9 @@ def train(
         count, state, total = (batch.targets != IGNORED).sum(), probe.core.initial(rows), 0.0
         for start in range(0, length, length // windows):
             piece = batch.cut(start, start + length // windows)
-            logits, state = probe(piece, detached(state) if start else state, start)
+            if start:
+                state = {key: value.detach() for key, value in state.items()}
+            logits, state = probe(piece, state, start)
             targets = torch.from_numpy(piece.targets).to(logits.device).flatten()
             loss = F.cross_entropy(
                 logits.flatten(0, 1), targets, ignore_index=IGNORED, reduction="sum"
@@ -125,12 +123,15 @@ class Score(NamedTuple):
     each: float
 
 
-def disturb(core: SequenceCore, state: State, how: str, seed: int) -> State:
-    """The state with its memory gone; integer leaves (phases, positions) are kept.
+def disturb(core: SequenceCore, how: str, query: int, step: int, state: State) -> State:
+    """The state with its memory gone if `step` is the query; integer leaves (phases) are kept.
 
-    `initial`: as an episode starts. `noise`: every leaf plus NOISE.
+    `initial`: as an episode starts. `noise`: with normal noise, NOISE times the size of the leaf.
+    `kept`: as it is, at the query too.
     """
-    generator = torch.Generator().manual_seed(seed)
+    if how == "kept" or step != query:
+        return state
+    generator = torch.Generator().manual_seed(query)
     start = core.initial(len(next(iter(state.values()))))
 
     def gone(key: str, value: Tensor) -> Tensor:
@@ -154,7 +155,7 @@ def evaluate(
     """
     state, step, right, valid = None, 0, 0, 0
     for piece in pieces:
-        state = probe.core.initial(len(piece.inputs)) if state is None else detached(state)
+        state = probe.core.initial(len(piece.inputs)) if state is None else state
         state = change(step, state) if change else state
         logits, state = probe(piece, state, step)
         step += piece.is_first.shape[1]

@@ -1,6 +1,7 @@
 """Diagnostic streams by hand, and the command that trains cores on them."""
 
 import dataclasses
+import functools
 import json
 
 import numpy as np
@@ -231,12 +232,19 @@ def test_change_is_asked_for_the_state_before_each_piece():
 def test_disturbing_spares_phases():
     probe, _ = probe_of("s3m", TMaze())
     state = {"x": torch.ones(3, 2, 2, 16), "phase": torch.tensor([4, 5, 6])}
-    gone = disturb(probe.core, state, "initial", 0)
+    gone = disturb(probe.core, "initial", 8, 8, state)
     assert torch.equal(gone["x"], probe.core.initial(3)["x"])
-    noisy = disturb(probe.core, state, "noise", 0)
+    noisy = disturb(probe.core, "noise", 8, 8, state)
     assert (noisy["x"] - 1).std() == pytest.approx(supervised.NOISE, rel=0.2)
     for after in (gone, noisy):
         assert torch.equal(after["phase"], state["phase"])
+
+
+@pytest.mark.parametrize(("how", "step"), [("kept", 8), ("noise", 7), ("initial", 0)])
+def test_only_the_query_is_disturbed(how, step):
+    probe, _ = probe_of("s3m", TMaze())
+    state = {"x": torch.ones(3, 2, 2, 16)}
+    assert disturb(probe.core, how, 8, step, state) is state
 
 
 @pytest.fixture(scope="module")
@@ -267,9 +275,7 @@ def test_without_the_cue_success_is_chance(walker):
 
 @pytest.mark.parametrize("how", ["noise", "initial"])
 def test_without_its_memory_the_gru_fails_at_the_turn(walker, how):
-    def change(step, state):
-        return disturb(walker.core, state, how, 0) if step == 7 else state
-
+    change = functools.partial(disturb, walker.core, how, 7)
     score = evaluate(walker, TMaze().test(rng(1), 100, 9, 960), change)
     assert score.last < 0.8
     assert score.each > 0.85  # the corridor was walked with the memory
@@ -373,6 +379,23 @@ def test_a_folder_holds_one_set_of_settings(tmp_path, capsys):
 def test_a_wrong_setting_is_one_line(tmp_path, capsys):
     assert recall.main([*COMMAND, "--out", str(tmp_path), "--set", "gru.detr=8"]) == 2
     assert "did you mean 'gru.deter'" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())  # so that the right one can be given
+
+
+def test_variants_of_a_core_stand_side_by_side(tmp_path):
+    out = [
+        "--out",
+        str(tmp_path),
+        "--cores",
+        "gru",
+        "gru:gru.deter=16:gru.blocks=2",
+        "--seeds",
+        "0",
+    ]
+    assert recall.main([*COMMAND, *out]) == 0
+    counts = {row["core"]: row["parameters"] for row in results(tmp_path)}
+    assert list(counts) == ["gru", "gru:gru.deter=16:gru.blocks=2"]
+    assert len(set(counts.values())) == 2
 
 
 @pytest.mark.parametrize(
