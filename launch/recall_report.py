@@ -89,5 +89,5 @@ def plot(path: Path, name: str, task: Task, rows: list[Row]) -> None:
     axes.axhline(task.chance, color="grey", lw=1, linestyle="-.", label="chance")
     axes.set(xscale="log", xlabel="length of the test stream", ylabel=f"share right ({task.score})")
     axes.set(title=name, ylim=(-0.03, 1.03))
-    axes.legend()
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(path, bbox_inches="tight", dpi=150)
