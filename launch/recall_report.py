@@ -1,0 +1,93 @@
+"""What `launch.recall` found as a table and a plot: every seed, the mean, the chance line."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+from launch.streams import Task
+
+Row = dict[str, Any]
+
+
+def by_line(rows: list[Row]) -> dict[tuple[str, str], dict[int, dict[int, Row]]]:
+    """(core, intervention) -> seed -> length -> row, in the order of `rows`."""
+    out: dict[tuple[str, str], dict[int, dict[int, Row]]] = {}
+    for row in rows:
+        seeds = out.setdefault((row["core"], row["intervene"]), {})
+        seeds.setdefault(row["seed"], {})[row["length"]] = row
+    return out
+
+
+def means(seeds: dict[int, dict[int, Row]], score: str) -> dict[int, float]:
+    """The mean over seeds by length."""
+    lengths = next(iter(seeds.values()))
+    return {n: sum(found[n][score] for found in seeds.values()) / len(seeds) for n in lengths}
+
+
+def line(words: list[Any]) -> str:
+    return f"| {' | '.join(map(str, words))} |"
+
+
+def scores(rows: list[Row], task: Task) -> list[str]:
+    lengths = list(dict.fromkeys(row["length"] for row in rows))
+    out = [line(["core", "memory", "seed", *lengths]), line(["---"] * (3 + len(lengths)))]
+    for (core, memory), seeds in by_line(rows).items():
+        shown = {str(seed): {n: r[task.score] for n, r in by.items()} for seed, by in seeds.items()}
+        for seed, found in {**shown, "mean": means(seeds, task.score)}.items():
+            out.append(line([core, memory, seed, *(f"{found[n]:.3f}" for n in lengths)]))
+    return [*out, line(["chance", "", "", *[f"{task.chance:.3f}"] * len(lengths)])]
+
+
+def costs(rows: list[Row]) -> list[str]:
+    keys = ("core", "seed", "parameters", "updates", "train_flops", "cpu_seconds", "loss", "gap")
+    out = [line(keys), line(["---"] * len(keys))]
+    pairs = {(row["core"], row["seed"]): row for row in rows}
+    for row in pairs.values():
+        shown = {**row, "parameters": f"{row['parameters']:,}", "updates": f"{row['updates']:,}"}
+        shown |= {key: f"{row[key]:.3g}" for key in ("train_flops", "loss", "gap")}
+        out.append(line([shown[key] for key in keys]))
+    return out
+
+
+def write(folder: Path, name: str, task: Task, rows: list[Row]) -> None:
+    """table.md and, where matplotlib is installed, plot.png."""
+    text = [
+        f"# {name}: share right ({task.score}) by length of the test stream",
+        "",
+        *scores(rows, task),
+        "",
+        "Weights are those after the last update. `memory`: the state before the last step as it",
+        "is (kept), with noise, or replaced by the initial one.",
+        "",
+        *costs(rows),
+        "",
+        "Parameters are the core's; FLOPs are those of all updates by torch's counter: products",
+        "and scans. CPU seconds are of training. gap: largest difference of logits by scan and by",
+        "step on the first steps.",
+        "",
+    ]
+    (folder / "table.md").write_text("\n".join(text))
+    if importlib.util.find_spec("matplotlib"):
+        plot(folder / "plot.png", name, task, rows)
+
+
+def plot(path: Path, name: str, task: Task, rows: list[Row]) -> None:
+    """Seeds as thin lines, means as thick ones; disturbed memories are dashed."""
+    from matplotlib.figure import Figure
+
+    axes = (figure := Figure(figsize=(6, 4))).subplots()
+    colours = {core: f"C{index}" for index, core in enumerate({row["core"]: 0 for row in rows})}
+    dashes = {"kept": "-", "noise": "--", "initial": ":"}
+    for (core, memory), seeds in by_line(rows).items():
+        style = {"color": colours[core], "linestyle": dashes[memory]}
+        for found in seeds.values():
+            axes.plot(list(found), [row[task.score] for row in found.values()], lw=0.6, **style)
+        mean, label = means(seeds, task.score), core if memory == "kept" else f"{core}, {memory}"
+        axes.plot(list(mean), list(mean.values()), lw=2, marker="o", ms=3, label=label, **style)
+    axes.axhline(task.chance, color="grey", lw=1, linestyle="-.", label="chance")
+    axes.set(xscale="log", xlabel="length of the test stream", ylabel=f"share right ({task.score})")
+    axes.set(title=name, ylim=(-0.03, 1.03))
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.savefig(path, bbox_inches="tight", dpi=150)
