@@ -82,19 +82,23 @@ def seconds(update: Update, batch: dict[str, Tensor], precision: str) -> float:
 def count_flops(update: Update, rows: int, length: int) -> int:
     """FLOPs of one update of (rows, length), forward and backward, by torch's counter.
 
-    Counted at two small lengths and extended: every part is linear in the number of steps, but
-    imagination, which is so up to its number of starts.
+    Counted at two small lengths and extended: every part is linear in the number of steps, by the
+    `grain` of the core, but imagination, which is so up to its number of starts.
     """
     device = update.return_range.device
-    starts = update.starts(length)
-    base = 2 + (starts if starts < length else 0)
-    counts = []
-    for steps in (base, base + 2):
+
+    def count(steps: int) -> int:
         with FlopCounterMode(display=False) as counter:
             dry_update(update, fake_batch(update, 1, steps, device), "float32")
-        counts.append(counter.get_total_flops())
-    slope = (counts[1] - counts[0]) / 2
-    return int(rows * (counts[0] + slope * (length - base)))
+        return counter.get_total_flops()
+
+    starts, grain = update.starts(length), update.world.core.grain
+    more = 2 * grain
+    base = more * -(-(2 + (starts if starts < length else 0)) // more)
+    if length <= base + more:
+        return rows * count(length)
+    small, large = count(base), count(base + more)
+    return int(rows * (small + (large - small) / more * (length - base)))
 
 
 def choose_device(config: Config) -> tuple[Config, str]:

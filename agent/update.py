@@ -152,8 +152,9 @@ class Update(nn.Module):
     ) -> Tensor:
         """Two-hot loss of the critic's `logits` at `features` towards `target`, plus the pull
         towards the slow critic."""
+        hz, x = (None if part is None else part.detach() for part in features)
         with torch.no_grad():
-            slow = self.value(self.slow(*features))
+            slow = self.value(self.slow(hz, x))
         targets = [(target, 1.0), (slow, self.config.behaviour.slow_reg)]
         return twohot_losses(logits, targets, self.world.bins)
 

@@ -55,6 +55,7 @@ class Transformer(SequenceCore):
         self.split = (z, action)
         self.out = self.hidden = width
         self.heads, self.window = heads, window
+        self.grain = window
         self.enter = Dense(z + action, width)
         self.blocks = nn.ModuleList(Block(width, heads, window, ffn) for _ in range(layers))
         self.leave = RMSNorm(width)

@@ -2,9 +2,14 @@
 
 import dataclasses
 
+import pytest
+from torch.utils.flop_counter import FlopCounterMode
+
 from agent import auto
 from agent.update import Update
 from envs.env import Space
+from worldmodels.cores import CORES
+from worldmodels.heads import FEATURES
 
 OBS, ACT = {"vector": Space("vector", (3,))}, Space("discrete", (1,), (3,))
 
@@ -51,8 +56,18 @@ def test_bfloat16_must_be_faster_to_be_kept(tiny, monkeypatch):
         assert "ms" in why
 
 
-def test_counting_flops_leaves_no_trace_and_scales_with_the_batch(tiny):
-    update = Update(tiny(), OBS, ACT)
+@pytest.mark.parametrize("core", sorted(CORES))
+def test_counted_flops_are_those_of_the_whole_length(tiny, core):
+    update = Update(tiny("--core", core, "--behaviour.starts", "3"), OBS, ACT)
+    extended = auto.count_flops(update, 2, 96)
+    with FlopCounterMode(display=False) as counter:
+        auto.dry_update(update, auto.fake_batch(update, 2, 96), "float32")
+    assert extended == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+@pytest.mark.parametrize("features", FEATURES)
+def test_counting_flops_leaves_no_trace_and_scales_with_the_batch(tiny, features):
+    update = Update(tiny("--behaviour.features", features), OBS, ACT)
     before = {key: value.clone() for key, value in update.state_dict().items()}
     one, two = auto.count_flops(update, 1, 32), auto.count_flops(update, 2, 32)
     assert two == 2 * one > 0
