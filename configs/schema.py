@@ -112,6 +112,32 @@ class TransformerConfig:
 
 
 @dataclass(frozen=True)
+class RateConfig:
+    layers: int = setting(4, "blocks")
+    width: int = setting(256, "width of tokens and of h; x is tokens + 1 times as wide")
+    heads: int = setting(4, "attention heads, those of the valve ca2 included")
+    window: int = setting(32, "steps that a block sees, its own included")
+    ffn: int = setting(1024, "width inside the feed-forward")
+    segment: int = setting(16, "steps of an episode between two writes of the memory")
+    tokens: int = setting(4, "memory tokens")
+    reach: Literal["sliding", "segment"] = setting(
+        "sliding", "a step sees its window, or of it the steps of its own segment alone"
+    )
+    valve: Literal["ca2", "none", "gate", "gru"] = setting(
+        "ca2", "how new memory meets old: cross-attention, replacement, GTrXL's gate, a GRU cell"
+    )
+    x: Literal["committed", "provisional"] = setting(
+        "committed", "memory in x: as last written, or as if the segment ended now (slower)"
+    )
+    initial: Literal["learned", "fixed"] = setting(
+        "learned", "memory at the start of an episode; fixed: as drawn"
+    )
+    memory_grad: Literal["bptt", "detach"] = setting(
+        "bptt", "gradient through written memory; detach: none, as released"
+    )
+
+
+@dataclass(frozen=True)
 class LossConfig:
     dyn: float = setting(1.0, "scale of KL(sg(posterior) || prior)")
     rep: float = setting(0.1, "scale of KL(posterior || sg(prior))")
@@ -174,7 +200,7 @@ class Config:
     """A whole run. Top-level fields are the short flags: `--task`, `--core`, ..."""
 
     task: str = setting("memory_maze_9x9", "environment: suite_name, for example gym_CartPole-v1")
-    core: str = setting("s3m", "sequence core of the world model: gru, s3m, transformer")
+    core: str = setting("s3m", "sequence core of the world model: gru, s3m, transformer, rate")
     size: str = setting("auto", "1m 12m 25m 50m 100m 200m 400m debug; auto: by device")
     preset: str = setting("", "named settings on top, comma separated: r2i, bsuite_small, ...")
     seed: int = setting(0, "every random number of the run derives from it")
@@ -201,6 +227,7 @@ class Config:
     transformer: TransformerConfig = setting(
         TransformerConfig(), "core transformer (a window and no memory, the control)"
     )
+    rate: RateConfig = setting(RateConfig(), "core rate (memory tokens rewritten once a segment)")
     loss: LossConfig = setting(LossConfig(), "loss scales")
     behaviour: BehaviourConfig = setting(BehaviourConfig(), "actor and critic")
     optim: OptimConfig = setting(OptimConfig(), "optimiser (LaProp with adaptive clipping)")
