@@ -7,6 +7,7 @@ import dataclasses
 from configs.schema import Config
 from worldmodels.core import SequenceCore
 from worldmodels.gru import GRU
+from worldmodels.rlt import RLT
 from worldmodels.s3m import S3M
 from worldmodels.transformer import Transformer
 
@@ -14,6 +15,7 @@ CORES = {
     "gru": lambda config, z, action: GRU(
         z, action, config.model.hidden, **dataclasses.asdict(config.gru)
     ),
+    "rlt": lambda config, z, action: RLT(z, action, **dataclasses.asdict(config.rlt)),
     "s3m": lambda config, z, action: S3M(z, action, **dataclasses.asdict(config.s3m)),
     "transformer": lambda config, z, action: Transformer(
         z, action, **dataclasses.asdict(config.transformer)
