@@ -67,8 +67,8 @@ class Attend(torch.autograd.Function):
             into_weights = torch.bmm(grad, values.transpose(1, 2))
             scores = torch._softmax_backward_data(into_weights, weights, -1, weights.dtype)
             into_query = torch.bmm(scores, keys).mul_(query.shape[-1] ** -0.5)
-            into_keys.baddbmm_(scores.transpose(1, 2), query)
-            into_values.baddbmm_(weights.transpose(1, 2), grad)
+            into_keys.addcmul_(scores.transpose(1, 2), query)
+            into_values.addcmul_(weights.transpose(1, 2), grad)
             into_bias = scores.view(ctx.shape)
         into_value = into_query.view(batch, -1)
         if ctx.writes:
