@@ -138,6 +138,21 @@ class RateConfig:
 
 
 @dataclass(frozen=True)
+class RLTConfig:
+    layers_enc: int = setting(2, "blocks of the encoder, which runs in parallel")
+    layers_dec: int = setting(1, "blocks of the decoder, which runs step by step")
+    width: int = setting(256, "width of tokens, h and x")
+    heads: int = setting(4, "attention heads")
+    window: int = setting(8, "steps that a decoder block sees, its own included")
+    window_enc: int = setting(64, "steps that encoder blocks and the encoder memory cover")
+    ffn: int = setting(1024, "width inside the feed-forward")
+    alpha: float = setting(0.1, "scale of the register's part in the decoder's input")
+    feedback: int = setting(
+        1, "steps between updates of the register: 1 RLT-1, more RLT-2; 0: none, RLT-0"
+    )
+
+
+@dataclass(frozen=True)
 class LossConfig:
     dyn: float = setting(1.0, "scale of KL(sg(posterior) || prior)")
     rep: float = setting(0.1, "scale of KL(posterior || sg(prior))")
@@ -200,7 +215,7 @@ class Config:
     """A whole run. Top-level fields are the short flags: `--task`, `--core`, ..."""
 
     task: str = setting("memory_maze_9x9", "environment: suite_name, for example gym_CartPole-v1")
-    core: str = setting("s3m", "sequence core of the world model: gru, s3m, transformer, rate")
+    core: str = setting("s3m", "sequence core: elmur, gru, rate, rlt, s3m, transformer")
     size: str = setting("auto", "1m 12m 25m 50m 100m 200m 400m debug; auto: by device")
     preset: str = setting("", "named settings on top, comma separated: r2i, bsuite_small, ...")
     seed: int = setting(0, "every random number of the run derives from it")
@@ -228,6 +243,7 @@ class Config:
         TransformerConfig(), "core transformer (a window and no memory, the control)"
     )
     rate: RateConfig = setting(RateConfig(), "core rate (memory tokens rewritten once a segment)")
+    rlt: RLTConfig = setting(RLTConfig(), "core rlt (Recurrent Looped Transformer)")
     loss: LossConfig = setting(LossConfig(), "loss scales")
     behaviour: BehaviourConfig = setting(BehaviourConfig(), "actor and critic")
     optim: OptimConfig = setting(OptimConfig(), "optimiser (LaProp with adaptive clipping)")

@@ -8,6 +8,7 @@ from configs.schema import Config
 from worldmodels.core import SequenceCore
 from worldmodels.gru import GRU
 from worldmodels.rate import Rate
+from worldmodels.rlt import RLT
 from worldmodels.s3m import S3M
 from worldmodels.transformer import Transformer
 
@@ -16,6 +17,7 @@ CORES = {
         z, action, config.model.hidden, **dataclasses.asdict(config.gru)
     ),
     "rate": lambda config, z, action: Rate(z, action, **dataclasses.asdict(config.rate)),
+    "rlt": lambda config, z, action: RLT(z, action, **dataclasses.asdict(config.rlt)),
     "s3m": lambda config, z, action: S3M(z, action, **dataclasses.asdict(config.s3m)),
     "transformer": lambda config, z, action: Transformer(
         z, action, **dataclasses.asdict(config.transformer)
