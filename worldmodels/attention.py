@@ -83,7 +83,9 @@ class WindowAttention(nn.Module):
     def scan(self, value: Tensor, cache: Pair, reach: Tensor) -> tuple[Tensor, Pair]:
         """Steps (B, T, D) after the `cache` (B, W-1, H, d); also all keys and values, W-1 + T."""
         query, *new = self.project(value)
-        keys, values = (torch.cat(pair, 1) for pair in zip(cache, new, strict=True))
+        keys, values = (
+            torch.cat([clean(old), one], 1) for old, one in zip(cache, new, strict=True)
+        )
         length = value.shape[1]
         # A padded query sees its own place, so that no row of weights is empty.
         weights = softmax(*self.in_blocks(query, keys, reach, 0))

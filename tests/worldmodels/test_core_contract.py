@@ -93,16 +93,17 @@ def test_splitting_anywhere_changes_nothing(core, cut):
 
 
 @pytest.mark.parametrize("poison", [1.0, float("nan"), float("inf")])
-def test_is_first_forgets_everything_before_it(core, poison):
-    u, is_first = make_inputs([(b, 6) for b in range(B)])
+@pytest.mark.parametrize("at", [1, 6])
+def test_is_first_forgets_everything_before_it(core, poison, at):
+    u, is_first = make_inputs([(b, at) for b in range(B)])
     state = make_state(core)
     h, x, last, _ = core.scan(u, is_first, state)
     changed = u.clone()
-    changed[:, :6] += poison
+    changed[:, :at] += poison
     state = {k: v + poison if v.is_floating_point() else v + 1 for k, v in state.items()}
     h2, x2, last2, _ = core.scan(changed, is_first, state)
-    assert torch.equal(h[:, 6:], h2[:, 6:])
-    assert torch.equal(x[:, 6:], x2[:, 6:])
+    assert torch.equal(h[:, at:], h2[:, at:])
+    assert torch.equal(x[:, at:], x2[:, at:])
     assert all(torch.equal(last[key], last2[key]) for key in last)
 
 
