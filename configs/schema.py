@@ -153,6 +153,32 @@ class RLTConfig:
 
 
 @dataclass(frozen=True)
+class ElmurConfig:
+    layers: int = setting(3, "layers")
+    width: int = setting(256, "width of tokens, slots and h")
+    heads: int = setting(4, "attention heads")
+    window: int = setting(16, "steps that a layer attends to, its own included")
+    ffn: int = setting(512, "width inside the feed-forwards of tokens and slots")
+    segment: int = setting(16, "steps L between writes of a memory")
+    slots: int = setting(8, "slots M of a memory")
+    blend: float = setting(0.2, "share of the new content in a slot that was written before")
+    attend: Literal["sliding", "segment"] = setting(
+        "sliding", "the window passes the borders of segments, or stops there (as published)"
+    )
+    initial: Literal["learned", "fixed"] = setting("learned", "slots at the start of an episode")
+    memory: Literal["per_layer", "shared"] = setting(
+        "per_layer", "a memory a layer, or one that all read and the first layer writes"
+    )
+    write: Literal["lru", "fifo", "all"] = setting(
+        "lru", "fill, then blend the oldest slot; replace the oldest; replace every slot"
+    )
+    bias: bool = setting(True, "bias of reads and writes by the time between slot and token")
+    memory_grad: Literal["bptt", "detach"] = setting(
+        "bptt", "gradients through written slots, or none (as published): the writer stays random"
+    )
+
+
+@dataclass(frozen=True)
 class LossConfig:
     dyn: float = setting(1.0, "scale of KL(sg(posterior) || prior)")
     rep: float = setting(0.1, "scale of KL(posterior || sg(prior))")
@@ -244,6 +270,9 @@ class Config:
     )
     rate: RateConfig = setting(RateConfig(), "core rate (memory tokens rewritten once a segment)")
     rlt: RLTConfig = setting(RLTConfig(), "core rlt (Recurrent Looped Transformer)")
+    elmur: ElmurConfig = setting(
+        ElmurConfig(), "core elmur (a window, and slots of memory in every layer)"
+    )
     loss: LossConfig = setting(LossConfig(), "loss scales")
     behaviour: BehaviourConfig = setting(BehaviourConfig(), "actor and critic")
     optim: OptimConfig = setting(OptimConfig(), "optimiser (LaProp with adaptive clipping)")

@@ -6,6 +6,7 @@ import dataclasses
 
 from configs.schema import Config
 from worldmodels.core import SequenceCore
+from worldmodels.elmur import Elmur
 from worldmodels.gru import GRU
 from worldmodels.rate import Rate
 from worldmodels.rlt import RLT
@@ -21,6 +22,12 @@ CORES = {
     "s3m": lambda config, z, action: S3M(z, action, **dataclasses.asdict(config.s3m)),
     "transformer": lambda config, z, action: Transformer(
         z, action, **dataclasses.asdict(config.transformer)
+    ),
+    "elmur": lambda config, z, action: Elmur(
+        z,
+        action,
+        provisional=config.behaviour.features != "output",
+        **dataclasses.asdict(config.elmur),
     ),
 }
 

@@ -1,0 +1,322 @@
+"""Core `elmur`: a window of attention, and layers that each own a memory of slots.
+
+ELMUR (arXiv 2510.07151), section 3, as a causal core. A layer attends to the last W steps, reads
+its slots (mem2tok) and passes a feed-forward; at the end of each segment of L steps one slot is
+written from the segment's tokens (tok2mem, slots.py). Segments follow the episode's steps; one that
+a reset cuts short is never written (segments.py). Ours, not the paper's: pre-norm residuals, biases
+by distance, plain feed-forwards, attention across the borders of segments (`attend`), learned
+initial slots (`initial`), and gradients into the writer (`memory_grad`: the published trainer
+detaches the memory, which leaves the writer as it was drawn).
+
+Memory belongs to a layer, so a batch is worked off layer by layer: one call of attention for all T
+steps, then a loop over segments, which alone is sequential.
+
+x is h or, if `provisional`, what each memory's slot in turn would become if the segment ended at
+that step. (Slots are constant within a segment: a policy that read them and not h would be blind to
+the last steps.)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from worldmodels.attention import Pair, WindowAttention
+from worldmodels.core import SequenceCore, State
+from worldmodels.elmur_roll import ElmurRoll
+from worldmodels.layers import Dense, RMSNorm
+from worldmodels.segments import Pieces
+from worldmodels.slots import Read, Slots
+from worldmodels.transformer import FeedForward, since_first
+
+
+class Layer(nn.Module):
+    """The token track of a layer: attention, reading of slots, feed-forward."""
+
+    def __init__(self, width: int, heads: int, window: int, ffn: int, read: Read):
+        super().__init__()
+        self.norm = RMSNorm(width)
+        self.attention = WindowAttention(width, heads, window)
+        self.read = read
+        self.feed = FeedForward(width, ffn)
+
+    def recall(self, value: Tensor, *memory: Any) -> Tensor:
+        """Tokens (..., Q, D) after they have read; `memory`: the further arguments of `Read`."""
+        value = value + self.read(value, *memory)
+        return value + self.feed(value)
+
+
+class Elmur(SequenceCore):
+    markov = False
+
+    def __init__(
+        self,
+        z: int,
+        action: int,
+        layers: int,
+        width: int,
+        heads: int,
+        window: int,
+        ffn: int,
+        segment: int,
+        slots: int,
+        blend: float,
+        attend: str,
+        initial: str,
+        memory: str,
+        write: str,
+        bias: bool,
+        memory_grad: str,
+        provisional: bool,
+    ):
+        """Widths: flat z, action, `width` of tokens, slots and h, `ffn` inside the feed-forwards.
+
+        The other settings are those of ElmurConfig; `provisional` chooses x.
+        """
+        super().__init__()
+        self.split = (z, action)
+        self.heads, self.window, self.segment = heads, window, segment
+        self.cut, self.detach, self.provisional = (
+            attend == "segment",
+            memory_grad == "detach",
+            provisional,
+        )
+        self.enter = Dense(z + action, width)
+        self.layers = nn.ModuleList(
+            Layer(width, heads, window, ffn, Read(width, heads, slots, segment, bias))
+            for _ in range(layers)
+        )
+        # A shared memory is written by the first layer alone: were it written by a later one, no
+        # layer could be worked off before the others.
+        self.memories = nn.ModuleList(
+            Slots(width, heads, slots, segment, ffn, blend, initial, write, bias)
+            for _ in range(layers if memory == "per_layer" else 1)
+        )
+        self.leave = RMSNorm(width)
+        self.out = width
+        self.hidden = width * len(self.memories) if provisional else width
+
+    def initial(self, batch: int, age: Tensor | None = None) -> State:
+        weight = self.leave.weight
+        slots = torch.stack([memory.initial for memory in self.memories])
+        head = self.out // self.heads
+
+        def zeros(*shape: int) -> Tensor:
+            return torch.zeros(batch, *shape, device=weight.device, dtype=weight.dtype)
+
+        count = torch.zeros(batch, device=weight.device, dtype=torch.int32)
+        cache = zeros(len(self.layers), self.window - 1, self.heads, head)
+        tokens = zeros(len(slots), self.segment - 1, self.out)
+        return {
+            "key": cache,
+            "value": cache,
+            "written_key": tokens,  # of the segment's tokens, by phase, for its write
+            "written_value": tokens,
+            "memory": slots.expand(batch, *slots.shape),
+            "writes": count,
+            "age": count if age is None else age.to(count),  # steps of the episode
+            "known": count,  # those of them that the state has seen
+        }
+
+    def reset(self, state: State, is_first: Tensor) -> State:
+        """The state with rows that start an episode replaced."""
+        new = self.initial(len(is_first))
+        out = dict(state)
+        for key in ("written_key", "written_value", "memory", "writes", "age", "known"):
+            first = is_first.view(-1, *[1] * (state[key].dim() - 1))
+            out[key] = torch.where(first, new[key], state[key])
+        return out  # `known` masks the other two
+
+    def inputs(self, u: Tensor) -> Tensor:
+        z, action = u.split(self.split, -1)
+        action = action / action.detach().abs().clamp(min=1)
+        return self.enter(torch.cat([z, action], -1))
+
+    def reach(self, known: Tensor, age: Tensor) -> Tensor:
+        """Distance of the oldest step that a step attends to."""
+        reach = known.clamp(max=self.window - 1)
+        return torch.minimum(reach, age % self.segment) if self.cut else reach
+
+    def kept(self, memory: Tensor) -> Tensor:
+        return memory.detach() if self.detach else memory
+
+    def step(
+        self, u: Tensor, is_first: Tensor | None, state: State, prepared: Any = None
+    ) -> tuple[Tensor, Tensor, State]:
+        if is_first is not None:
+            state = self.reset(state, is_first)
+        age, known, writes = state["age"], state["known"], state["writes"]
+        reach, phase = self.reach(known, age), age % self.segment
+        places = torch.arange(self.segment, device=u.device)
+        here = (places == phase[:, None])[..., None]
+        behind = phase[:, None] - places
+        seen = (behind >= 0) & (behind <= known[:, None])
+        complete = (phase == self.segment - 1)[:, None, None]
+        caches = zip(state["key"].unbind(1), state["value"].unbind(1), strict=True)
+        value, pairs, tokens, memories, xs = self.inputs(u), [], [], [], []
+        for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            attended, pair = layer.attention.step(layer.norm(value), cache, reach)
+            pairs.append(pair)
+            memory = state["memory"][:, number if len(self.memories) > 1 else 0]
+            slots = self.memories[min(number, len(self.memories) - 1)]
+            bias = layer.read.by_time(phase[:, None], slots.since(writes)[:, None])
+            value = (value + attended)[:, None]
+            value = layer.recall(value, layer.read.keys(memory), bias)
+            if number < len(self.memories):
+                own = self.tokens(state, number)
+                new = slots.keys(slots.token_norm(value))
+                own = tuple(torch.where(here, b, a) for a, b in zip(own, new, strict=True))
+                # At every step, though most are not the last of their segment: no row decides.
+                old = slots.turn(memory, writes)
+                cand = slots.candidates(old, writes, own, seen[:, None])[:, 0]
+                xs.append(cand[:, 0])
+                put = self.kept(slots.put(memory, writes, cand))
+                memories.append(torch.where(complete, put, memory))
+                tokens.append(tuple(torch.where(complete, 0.0, part)[:, :-1] for part in own))
+            value = value[:, 0]
+        h = self.leave(value)
+        writes = writes + complete[:, 0, 0]
+        state = self.state(pairs, tokens, memories, writes.int(), age + 1, known + 1)
+        return h, torch.cat(xs, -1) if self.provisional else h, state
+
+    def tokens(self, state: State, number: int) -> Pair:
+        """Keys and values (B, L, D) of the segment's tokens so far, for the memory `number`."""
+        dtype = self.leave.weight.dtype
+        pair = (state[name][:, number].to(dtype) for name in ("written_key", "written_value"))
+        return tuple(nn.functional.pad(part, (0, 0, 0, 1)) for part in pair)
+
+    def state(
+        self,
+        pairs: list[Pair],
+        tokens: list[Pair],
+        memories: list[Tensor],
+        writes: Tensor,
+        age: Tensor,
+        known: Tensor,
+    ) -> State:
+        dtype = self.leave.weight.dtype
+        key, value = (torch.stack(parts, 1).to(dtype) for parts in zip(*pairs, strict=True))
+        own = (torch.stack(parts, 1).to(dtype) for parts in zip(*tokens, strict=True))
+        return {
+            "key": key,
+            "value": value,
+            **dict(zip(("written_key", "written_value"), own, strict=True)),
+            "memory": torch.stack(memories, 1),
+            "writes": writes,
+            "age": age,
+            "known": known,
+        }
+
+    def scan(
+        self, u: Tensor, is_first: Tensor, state: State, plan: Any = None
+    ) -> tuple[Tensor, Tensor, State, State]:
+        length = u.shape[1]
+        state = self.reset(state, is_first[:, 0])
+        known, age = (since_first(is_first, state[name]) for name in ("known", "age"))
+        pieces = Pieces(age, is_first, self.segment)
+        reach = self.reach(known, age)
+        places = torch.arange(self.segment, device=u.device)
+        # Phases (B, S, L) that the write of a piece may see: its own, and those of the state.
+        seen = pieces.taken.clone()
+        behind = (state["age"] % self.segment)[:, None] - places
+        seen[:, 0] |= (behind > 0) & (behind <= state["known"][:, None])
+        ends = places if self.provisional else places[-1:]
+        causal = places <= ends[:, None]
+        writes = [state["writes"]]
+        for begins, done in zip(pieces.begins.unbind(1)[1:], pieces.ends.unbind(1), strict=False):
+            writes.append(torch.where(begins, 0, writes[-1] + done))
+        writes.append(writes[-1] + pieces.ends[:, -1])
+        turns = torch.stack(writes[:-1], 1)
+
+        value, pairs, tokens, memories, xs = self.inputs(u), [], [], [], []
+        caches = zip(state["key"].unbind(1), state["value"].unbind(1), strict=True)
+        for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
+            cache = tuple(part.to(value.dtype) for part in cache)
+            attended, pair = layer.attention.scan(layer.norm(value), cache, reach)
+            pairs.append(pair)
+            laid = pieces.lay(value + attended)
+            slots = self.memories[min(number, len(self.memories) - 1)]
+            bias = layer.read.by_time(places, slots.since(turns)[:, :, None])
+            if number >= len(self.memories):
+                laid = layer.recall(laid, layer.read.keys(memories[0][:, :-1]), bias)
+                value = pieces.pick(laid)
+                continue
+            memory, own = state["memory"][:, number], self.tokens(state, number)
+            parts: list[tuple[Tensor, ...]] = []
+            for s in range(pieces.pieces):
+                memory = torch.where(pieces.begins[:, s, None, None], slots.initial, memory)
+                out = layer.recall(laid[:, s], layer.read.keys(memory), bias[:, s])
+                new = slots.keys(slots.token_norm(out))
+                taken = pieces.taken[:, s, :, None]
+                new = tuple(torch.where(taken, b, a) for a, b in zip(own, new, strict=True))
+                old = slots.turn(memory, writes[s])
+                cand = slots.candidates(old, writes[s], new, seen[:, s, None] & causal)
+                parts.append((out, memory, *new, cand[:, :, 0]))
+                put = self.kept(slots.put(memory, writes[s], cand[:, -1]))
+                memory = torch.where(pieces.ends[:, s, None, None], put, memory)
+                own = tuple(torch.zeros_like(part) for part in own)
+            out, before, key, val, cand = zip(*parts, strict=True)
+            value = pieces.pick(torch.stack(out, 1))
+            memories.append(torch.stack([*before, memory], 1))
+            # The piece after the last complete segment has no tokens yet.
+            tokens.append(tuple(torch.stack([*part, own[0]], 1) for part in (key, val)))
+            if self.provisional:
+                xs.append(pieces.pick(torch.stack(cand, 1)))
+        h = self.leave(value)
+        x = torch.cat(xs, -1) if self.provisional else h
+
+        row, group = torch.arange(len(u), device=u.device), pieces.after[:, -1]
+        kept = [tuple(part[:, length:] for part in pair) for pair in pairs]
+        own = [tuple(part[row, group, :-1] for part in pair) for pair in tokens]
+        slots = [memory[row, group] for memory in memories]
+        writes = torch.stack(writes, 1)
+        last = self.state(
+            kept, own, slots, writes[row, group].int(), age[:, -1] + 1, known[:, -1] + 1
+        )
+        key, value = (torch.stack(parts, 1) for parts in zip(*pairs, strict=True))
+        written_key, written_value = (torch.stack(p, 1) for p in zip(*tokens, strict=True))
+        context = {
+            "key": key,
+            "value": value,
+            "written_key": written_key,
+            "written_value": written_value,
+            "memory": torch.stack(memories, 1),
+            "writes": writes,
+            "seen": nn.functional.pad(seen, (0, 0, 0, 1)),
+            "group": pieces.after,
+            "age": age,
+            "known": known,
+        }
+        return h, x, last, context
+
+    def imagine(self, context: State, last: int | None = None) -> ElmurRoll:
+        """Rolls from the `last` steps of each row, which share its keys, values and slots."""
+        return ElmurRoll(self, context, last or context["known"].shape[1])
+
+    def flops(self, batch: int, length: int) -> int:
+        width, window, segment = self.out, self.window, self.segment
+        pieces = -(-length // segment)
+        laid = pieces * segment
+        padded = -(-length // window) * window
+        total = 2 * length * self.enter[0].weight.numel()
+        for number, layer in enumerate(self.layers):
+            attention, read = layer.attention, layer.read
+            projections = attention.qkv.weight.numel() + attention.out.weight.numel()
+            total += 2 * length * projections + 4 * padded * 2 * window * width
+            tokens = read.query.weight.numel() + read.out.weight.numel()
+            tokens += layer.feed[1].weight.numel() + layer.feed[3].weight.numel()
+            slots = self.memories[min(number, len(self.memories) - 1)].slots
+            total += 2 * laid * tokens + 2 * pieces * slots * read.pair.weight.numel()
+            total += 4 * laid * slots * width
+        for memory in self.memories:
+            each = memory.slots if memory.every else 1
+            ends = segment if self.provisional else 1
+            total += 2 * laid * memory.pair.weight.numel()
+            total += 2 * pieces * each * memory.query.weight.numel()
+            total += 2 * pieces * each * segment * width * (1 + ends)
+            after = memory.out.weight.numel()
+            after += memory.feed[1].weight.numel() + memory.feed[3].weight.numel()
+            total += 2 * pieces * each * ends * after
+        return batch * total
