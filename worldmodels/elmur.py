@@ -18,6 +18,7 @@ the last steps.)
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -78,11 +79,9 @@ class Elmur(SequenceCore):
         super().__init__()
         self.split = (z, action)
         self.heads, self.window, self.segment = heads, window, segment
-        self.cut, self.detach, self.provisional = (
-            attend == "segment",
-            memory_grad == "detach",
-            provisional,
-        )
+        self.grain = math.lcm(window, segment)
+        self.cut, self.detach = attend == "segment", memory_grad == "detach"
+        self.provisional = provisional
         self.enter = Dense(z + action, width)
         self.layers = nn.ModuleList(
             Layer(width, heads, window, ffn, Read(width, heads, slots, segment, bias))

@@ -22,6 +22,7 @@ if the segment ended at this step.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -78,6 +79,7 @@ class Rate(SequenceCore):
         super().__init__()
         self.split = (z, action)
         self.heads, self.window, self.segment, self.tokens = heads, window, segment, tokens
+        self.grain = math.lcm(window, segment)
         self.reach, self.provisional = reach, x == "provisional"
         self.detach = memory_grad == "detach"
         # Steps before the current one that any token sees: a write sees its whole segment.

@@ -16,6 +16,7 @@ not cost more with age; positions are biases by distance.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -97,6 +98,7 @@ class RLT(SequenceCore):
         self.split = (z, action)
         self.out = self.hidden = width
         self.heads, self.window, self.window_enc = heads, window, window_enc
+        self.grain = math.lcm(window, window_enc)
         self.alpha, self.feedback = alpha, feedback
         self.enter = Dense(z + action, width)
         self.encoder = nn.ModuleList(
