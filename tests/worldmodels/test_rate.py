@@ -139,6 +139,26 @@ def test_a_roll_from_any_step_is_step_repeated_across_the_ends_of_segments(case,
             close(x.unflatten(0, (B, last))[:, t - length + last], step_x)
 
 
+@pytest.mark.parametrize("at", [0, 1, 2, 3, 4])  # segments end after steps 2 and 5
+@pytest.mark.parametrize("x", WORDS["x"])
+def test_nothing_of_another_episode_passes_a_reset_be_it_nan(at, x):
+    core, u = make(x=x, window=5), inputs(7)
+    is_first = none(7)
+    is_first[:, at] = True
+    nan = {k: v * torch.nan if v.is_floating_point() else v for k, v in core.initial(B).items()}
+    poisoned = u.clone()
+    poisoned[:, :at] = torch.nan
+    fresh = core.scan(u[:, at:], none(7 - at), core.initial(B))
+    for run in (core.scan, lambda *args: by_steps(core, *args)):
+        for one, other in zip(run(poisoned, is_first, nan)[:2], fresh[:2], strict=True):
+            close(one[:, at:], other)
+    context = core.scan(poisoned, is_first, nan)[3]
+    rolls = core.imagine(context, 7 - at), core.imagine(fresh[3])
+    for part in torch.randn(5, B * (7 - at), Z + A).double():
+        for one, other in zip(*(roll.step(part) for roll in rolls), strict=True):
+            close(one, other)
+
+
 def memory_of(x, core):
     return x[..., : -core.out]
 
