@@ -15,11 +15,11 @@ CORES = {
     "gru": lambda config, z, action: GRU(
         z, action, config.model.hidden, **dataclasses.asdict(config.gru)
     ),
-    "rate": lambda config, z, action: Rate(z, action, **dataclasses.asdict(config.rate)),
     "s3m": lambda config, z, action: S3M(z, action, **dataclasses.asdict(config.s3m)),
     "transformer": lambda config, z, action: Transformer(
         z, action, **dataclasses.asdict(config.transformer)
     ),
+    "rate": lambda config, z, action: Rate(z, action, **dataclasses.asdict(config.rate)),
 }
 
 
