@@ -17,17 +17,17 @@ CORES = {
     "gru": lambda config, z, action: GRU(
         z, action, config.model.hidden, **dataclasses.asdict(config.gru)
     ),
-    "rate": lambda config, z, action: Rate(z, action, **dataclasses.asdict(config.rate)),
-    "rlt": lambda config, z, action: RLT(z, action, **dataclasses.asdict(config.rlt)),
     "s3m": lambda config, z, action: S3M(z, action, **dataclasses.asdict(config.s3m)),
-    "transformer": lambda config, z, action: Transformer(
-        z, action, **dataclasses.asdict(config.transformer)
-    ),
     "elmur": lambda config, z, action: Elmur(
         z,
         action,
         provisional=config.behaviour.features != "output",
         **dataclasses.asdict(config.elmur),
+    ),
+    "rate": lambda config, z, action: Rate(z, action, **dataclasses.asdict(config.rate)),
+    "rlt": lambda config, z, action: RLT(z, action, **dataclasses.asdict(config.rlt)),
+    "transformer": lambda config, z, action: Transformer(
+        z, action, **dataclasses.asdict(config.transformer)
     ),
 }
 

@@ -11,9 +11,9 @@ The steps of an episode are cut into segments of K, and the stack runs over [M; 
 Departures, with reasons: one token a step (a world model has no returns to go); pre-norm blocks
 with a feed-forward and a bias by distance, as in core `transformer`, its control (theirs is
 post-norm, and its memory tokens read meaningless relative positions); the m initial memory tokens
-differ (as released all are one vector); the trailing tokens see the cache, so that `reach sliding`
-has one meaning; gradients flow through the memory (as released nothing trains the valve:
-`memory_grad detach`). Segments are counted from the first step of the episode, so acting and
+differ (as released all are one vector); the trailing tokens see the cached steps that their last
+step sees; gradients flow through the memory (as released nothing trains the valve: `memory_grad
+detach`). Segments are counted from the first step of the episode, so acting and
 training cut alike.
 
 x is the memory and h, side by side: the committed memory, or the provisional one, as it would be
@@ -248,17 +248,18 @@ class Rate(SequenceCore):
         at = last
         if self.provisional:
             at = torch.arange(self.segment, device=u.device).expand_as(far)
-        far = far.gather(2, at)
+        reaches = near, at, far.gather(2, at)
+        masks = self.masks(*(part.flatten(0, 1) for part in reaches)).unflatten(0, near.shape[:2])
         value, complete = pieces.pack(self.inputs(u)), pieces.pack(self.complete(age)).any(2)
         reset = pieces.pack(is_first)[..., :1, None]
         biases, caches = self.biases(self.segment, at.shape[2]), self.caches(state)
         shift = torch.arange(self.kept, device=u.device)
         memories = [self.memory.expand_as(state["memory"]), state["memory"]]
+        before = [torch.stack(parts, 1).detach() for parts in zip(*caches, strict=True)]
         hs, news, keys, values = [], [], [], []
         for i in range(pieces.rounds):
             memory = torch.where(reset[i], self.memory, memories[-1])
-            masks = self.masks(near[i], at[i], far[i])
-            h, new, both = self.run(value[i], memory, caches, biases, masks)
+            h, new, both = self.run(value[i], memory, caches, biases, masks[i])
             written = take(new, last[i])[:, 0] if self.provisional else new[:, 0]
             memories.append(self.commit(complete[i], written, memory))
             hs.append(h)
@@ -273,9 +274,9 @@ class Rate(SequenceCore):
         index = torch.where(self.complete(age), pieces.piece + 2, begun)
         shown = pieces.unpack(news) if self.provisional else take(memory, index)
         context = {"memory": memory, "index": index, "age": age, "known": known}
-        for name, parts in (("key", keys), ("value", values)):
-            new = pieces.unpack(parts).transpose(1, 2)  # (B, layers, T, H, d)
-            context[name] = torch.cat([state[name], new], 2)
+        for name, cache, parts in zip(("key", "value"), before, (keys, values), strict=True):
+            new = pieces.unpack(parts).transpose(1, 2)
+            context[name] = torch.cat([cache, new], 2)  # of each layer kept + T keys or values
         state = self.state(caches, memories[-1], age[:, -1], known[:, -1])
         return h, torch.cat([shown.flatten(2), h], -1), state, context
 
@@ -287,9 +288,9 @@ class Rate(SequenceCore):
         """Of rows that begin with an episode; others may have one more round."""
         rounds, writes = -(-length // self.segment), self.segment if self.provisional else 1
         queries = self.tokens + self.segment + writes * self.tokens
-        per_query = 4 * (queries + self.kept) * self.out
-        for block in self.blocks[:1]:
-            layers = block.attention.qkv, block.attention.out, block.feed[1], block.feed[3]
-            per_query += 2 * sum(layer.weight.numel() for layer in layers)
+        block = self.blocks[0]
+        layers = block.attention.qkv, block.attention.out, block.feed[1], block.feed[3]
+        per_query = 2 * sum(layer.weight.numel() for layer in layers)
+        per_query += 4 * (queries + self.kept) * self.out
         per_round = len(self.blocks) * queries * per_query + self.valve.flops(writes, self.tokens)
         return batch * (2 * length * self.enter[0].weight.numel() + rounds * per_round)

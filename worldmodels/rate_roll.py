@@ -92,37 +92,45 @@ class RateRoll:
             value = block.add(value, attention.mix(query, groups))
             owned.append(pair)
         h = core.leave(value)[:, :, 0]
-        shown = self.write(core.complete(age), far, owned)
+        complete, count = core.complete(age), self.most[(-1 - self.taken) % core.segment]
+        ends = complete.int().topk(count, 1).indices
+        shown = None
+        if core.provisional:
+            every = torch.arange(self.size, device=u.device).expand_as(far)
+            shown = self.write(every, far, owned)
+        if count:
+            new = self.write(ends, far, owned) if shown is None else take(shown, ends)
+            self.commit(ends, complete, new)
+        if shown is None:
+            shown = self.memory
         return self.unfold(h), self.unfold(torch.cat([shown.flatten(2), h], -1))
 
-    def write(self, complete: Tensor, far: Tensor, owned: list[Pair]) -> Tensor:
-        """The memory (N, Q, m, D) to show, after new ones replaced those of the starts that have
-        a segment `complete` (N, Q)."""
-        core, count = self.core, self.most[(-1 - self.taken) % self.core.segment]
-        if core.provisional:
-            index = torch.arange(self.size, device=far.device).expand_as(far)
-        elif count:
-            index = complete.int().topk(count, 1).indices
-        else:
-            return self.memory
+    def write(self, index: Tensor, far: Tensor, owned: list[Pair]) -> Tensor:
+        """The memory (N, n, m, D) as it is if the segments of the starts `index` (N, n) end now.
+
+        far (N, Q): reaches of writes; owned: what `step` gathered of each layer's own keys.
+        """
+        core = self.core
         old = value = take(self.memory, index)
         past, mine = self.seen(take(far, index), self.back[index], core.tokens)
         for block, shared, pair in zip(core.blocks, self.shared, owned, strict=True):
             attention = block.attention
             query, *new = attention.project(block.norm(value))
-            pair = (
+            keys, values = (
                 torch.cat([take(part, index), one], 2) for part, one in zip(pair, new, strict=True)
             )
             bias = attention.memory_bias(0, self.back.shape[1], 0)
             own_bias = attention.memory_bias(core.tokens, self.taken, core.tokens)
-            groups = [Group(*shared, bias, past), Group(*pair, own_bias, mine)]
+            groups = [Group(*shared, bias, past), Group(keys, values, own_bias, mine)]
             value = block.add(value, attention.mix(query, groups))
-        new = core.valve(old, core.leave(value))
-        # Not all that were picked end a segment: groups have different numbers of such starts.
-        where = take(complete, index)
-        memory = core.commit(where, new, old)
+        return core.valve(old, core.leave(value))
+
+    def commit(self, index: Tensor, complete: Tensor, new: Tensor) -> None:
+        """The starts `index` (N, n) go on with `new` (N, n, m, D) where `complete` (N, Q): groups
+        have different numbers of starts that end a segment, and n is the largest."""
+        memory = self.core.commit(take(complete, index), new, take(self.memory, index))
         self.memory = put(self.memory, index, memory)
-        leads = core.lead(memory.flatten(0, 1))
+        leads = self.core.lead(memory.flatten(0, 1))
         self.lead = [
             tuple(
                 put(part, index, one.unflatten(0, index.shape))
@@ -130,4 +138,3 @@ class RateRoll:
             )
             for pair, news in zip(self.lead, leads, strict=True)
         ]
-        return new if core.provisional else self.memory

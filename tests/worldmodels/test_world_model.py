@@ -8,7 +8,10 @@ import torch.nn.functional as F
 
 from agent.auto import fake_batch
 from agent.update import Update
+from configs.load import resolve
 from envs.env import Space
+from worldmodels.bench import sequence_parameters
+from worldmodels.cores import CORES
 from worldmodels.decoder import RepeatConv, interleave
 from worldmodels.encoder import MaxPool
 from worldmodels.world_model import WorldModel
@@ -177,3 +180,12 @@ def test_unknown_core_lists_the_known_ones(tiny):
     config = dataclasses.replace(tiny(), core="lstm")
     with pytest.raises(ValueError, match="unknown core 'lstm'; known: gru, s3m"):
         WorldModel(config, OBS, ACT)
+
+
+@pytest.mark.parametrize("size", ["1m", "12m"])
+def test_sizes_give_every_core_the_parameters_of_gru_within_five_percent(size):
+    counts = {}
+    for core in CORES:
+        config = resolve(["--core", core, "--size", size, "--model.depth", "2"])
+        counts[core] = sequence_parameters(WorldModel(config, {"vector": OBS["vector"]}, ACT))
+    assert all(abs(n / counts["gru"] - 1) < 0.05 for n in counts.values()), counts
