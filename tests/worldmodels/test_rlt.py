@@ -1,8 +1,9 @@
 """The core `rlt` beyond the contract of every core: feedback, chunks, windows, sizes."""
 
+import hypothesis
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from configs.load import resolve
@@ -65,7 +66,7 @@ def cases(draw):
     return make_core(draw(st.integers(0, 9)), **settings), age, is_first
 
 
-anything = settings(max_examples=25, deadline=None)
+anything = hypothesis.settings(max_examples=25, deadline=None)
 
 
 @anything
