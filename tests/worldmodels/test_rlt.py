@@ -5,6 +5,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from configs.load import resolve
 from worldmodels.attention import CrossAttention
@@ -269,3 +270,43 @@ def test_flops_of_every_kind_of_feedback_are_those_that_torch_counts(feedback):
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         core.scan(inputs(), never(), core.initial(B))
     assert core.flops(B, T) == pytest.approx(counter.get_total_flops(), rel=0.02)
+
+
+def parity_after_training(feedback, seed, updates=800, width=64):
+    """Share of right parities at bit 256, after learning all prefixes of 3 to 40 bits."""
+    torch.manual_seed(seed)
+    sizes = {"layers_enc": 1, "layers_dec": 1, "width": width, "heads": 4, "ffn": 2 * width}
+    core = RLT(2, 1, **sizes, window=8, window_enc=16, alpha=0.1, feedback=feedback)
+    head = nn.Linear(width, 2)
+    params = [*core.parameters(), *head.parameters()]
+    optim = torch.optim.AdamW(params, 1e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    decay = torch.optim.lr_scheduler.LinearLR(optim, 1.0, 0.0, updates)
+
+    def run(rows, length):
+        bits = torch.randint(2, (rows, length))
+        u = torch.cat([nn.functional.one_hot(bits, 2), torch.zeros(rows, length, 1)], -1)
+        is_first = torch.zeros(rows, length, dtype=torch.bool)
+        h, _, _, _ = core.scan(u, is_first, core.initial(rows))
+        return head(h), bits.cumsum(1) % 2
+
+    for _ in range(updates):
+        logits, parity = run(128, int(torch.randint(3, 41, ())))
+        loss = nn.functional.cross_entropy(logits.flatten(0, 1), parity.flatten())
+        optim.zero_grad()
+        loss.backward()
+        nn.utils.clip_grad_norm_(params, 1.0)
+        optim.step()
+        decay.step()
+    with torch.no_grad():
+        logits, parity = run(1024, 256)
+    return (logits.argmax(-1) == parity)[:, -1].float().mean().item()
+
+
+@pytest.mark.slow
+def test_feedback_learns_parity_at_lengths_far_beyond_training():
+    assert parity_after_training(feedback=1, seed=0) > 0.995
+
+
+@pytest.mark.slow
+def test_without_feedback_parity_stays_a_guess():
+    assert parity_after_training(feedback=0, seed=0) == pytest.approx(0.5, abs=0.06)
