@@ -22,7 +22,7 @@ from configs.schema import Config
 FOLDER = Path(__file__).parent
 AUTO_SIZE = "auto"
 # Counts that may be 0 although their default is not.
-MAY_BE_ZERO = ("optim.warmup", "env.restarts_per_hour")
+MAY_BE_ZERO = ("optim.warmup", "env.restarts_per_hour", "rlt.feedback")
 
 
 class ConfigError(ValueError):

@@ -23,10 +23,10 @@ def clean(value: Tensor) -> Tensor:
     return torch.where(torch.isfinite(value), value, 0.0)
 
 
-def softmax(scores: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
-    """Weights over the last axis, in float32 or wider, of `scores` + `bias` where `seen`."""
+def biased(scores: Tensor, bias: Tensor, seen: Tensor) -> Tensor:
+    """Logits of attention, in float32 or wider: `scores` + `bias`, -inf where not `seen`."""
     wide = scores if scores.dtype == torch.float64 else scores.float()
-    return F.softmax((wide + bias).masked_fill(~seen, -torch.inf), -1)
+    return (wide + bias).masked_fill_(~seen, -torch.inf)
 
 
 def blocks(keys: Tensor, window: int) -> Tensor:
@@ -56,10 +56,8 @@ class Window(nn.Module):
         """Bias (H, ...) for integer distances (...); those outside the window are masked anyway."""
         return self.bias[:, distance.clamp(0, self.window - 1)]
 
-    def in_blocks(
-        self, query: Tensor, keys: Tensor, reach: Tensor, shift: int
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores, bias and mask (B, n, H, W, 2W) of queries (B, T, H, d) on keys (B, W-1+T, H, d).
+    def in_blocks(self, query: Tensor, keys: Tensor, reach: Tensor, shift: int) -> Tensor:
+        """Logits (B, n, H, W, 2W) of queries (B, T, H, d) on keys (B, W-1 + T, H, d).
 
         The queries stand `shift` steps after the last key that they may see.
         """
@@ -70,13 +68,13 @@ class Window(nn.Module):
         scores = torch.einsum("bnihd,bnjhd->bnhij", query, blocks(keys, window))
         distance = self.ahead + shift
         seen = (self.ahead >= 0) & (distance <= reach[..., None])
-        return scores, self.by_distance(distance), seen[:, :, None]
+        return biased(scores, self.by_distance(distance), seen[:, :, None])
 
     def mix_scan(self, query: Tensor, pair: Pair, reach: Tensor) -> Tensor:
         """Queries (B, T, H, d) on keys and values (B, W-1 + T, H, d) to (B, T, H*d)."""
         keys, values = pair
         # A padded query sees its own place, so that no row of weights is empty.
-        weights = softmax(*self.in_blocks(query, keys, reach, 0))
+        weights = self.in_blocks(query, keys, reach, 0).softmax(-1)
         mixed = torch.einsum(
             "bnhij,bnjhd->bnihd", weights.to(values.dtype), blocks(values, self.window)
         )
@@ -88,7 +86,7 @@ class Window(nn.Module):
         distance = torch.arange(self.window - 1, -1, -1, device=query.device)
         scores = torch.einsum("bhd,bjhd->bhj", query, keys)
         seen = (distance <= reach[:, None])[:, None]
-        weights = softmax(scores, self.by_distance(distance), seen)
+        weights = biased(scores, self.by_distance(distance), seen).softmax(-1)
         return torch.einsum("bhj,bjhd->bhd", weights.to(values.dtype), values).flatten(-2)
 
     def mix_imagine(self, query: Tensor, shared: Pair, own: list[Pair], reach: Tensor) -> Tensor:
@@ -99,17 +97,14 @@ class Window(nn.Module):
         """
         keys, values = shared
         length, shift = query.shape[1], len(own)
-        prefix = [
-            part.transpose(2, 3).flatten(1, 2)[:, :length]  # (B, n, H, W, 2W) to (B, K, H, 2W)
-            for part in torch.broadcast_tensors(*self.in_blocks(query, keys, reach, shift))
-        ]
+        # (B, n, H, W, 2W) to (B, K, H, 2W)
+        prefix = self.in_blocks(query, keys, reach, shift).transpose(2, 3).flatten(1, 2)
         distance = torch.arange(shift - 1, -1, -1, device=query.device)
         mine = torch.stack([key for key, _ in own], 3)  # (B, K, H, p, d)
         ours = torch.einsum("bkhd,bkhpd->bkhp", query, mine)
-        bias = self.by_distance(distance).expand_as(ours)
-        seen = (distance <= reach[..., None])[:, :, None].expand_as(ours)
-        weights = softmax(*(torch.cat(p, -1) for p in zip(prefix, (ours, bias, seen), strict=True)))
-        weights = weights.to(values.dtype)
+        seen = (distance <= reach[..., None])[:, :, None]
+        ours = biased(ours, self.by_distance(distance), seen)
+        weights = torch.cat([prefix[:, :length], ours], -1).softmax(-1).to(values.dtype)
         far, near = weights.split([2 * self.window, shift], -1)
         far = F.pad(far, (0, 0, 0, 0, 0, -length % self.window)).unflatten(1, (-1, self.window))
         mixed = torch.einsum("bnihj,bnjhd->bnihd", far, blocks(values, self.window))

@@ -54,10 +54,8 @@ class Attend(torch.autograd.Function):
         query, weights = ctx.saved_tensors
         rows, start, (batch, heads, window) = ctx.rows, ctx.start, ctx.shape
         stop = start + window
-        if total is None:
-            total = torch.zeros_like(rows)
-        elif stop == rows.shape[2]:
-            total = total.clone()  # that of the last step is not ours to add to
+        # `total` has no other reader: the next step made it, or the unbind of `LoopWindow.pair`.
+        total = torch.zeros_like(rows) if total is None else total
         into_query, into_bias = torch.zeros_like(query), None
         if grad is not None:
             grad = grad.reshape(query.shape)
