@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from worldmodels.attention import WindowAttention, softmax
+from worldmodels.attention import WindowAttention, biased
 
 
 class Group(NamedTuple):
@@ -44,9 +44,9 @@ class MemoryAttention(WindowAttention):
             scores = torch.einsum(f"bnihd,{names}->bnhij", query, group.keys)
             scored.append(torch.broadcast_tensors(scores, group.bias, group.seen))
         parts = zip(*scored, strict=True)
-        weights = softmax(*(torch.cat(part, -1) if len(part) > 1 else part[0] for part in parts))
+        logits = biased(*(torch.cat(part, -1) if len(part) > 1 else part[0] for part in parts))
         sizes = [group.keys.shape[-3] for group in groups]
-        weights = weights.to(query.dtype).split(sizes, -1)
+        weights = logits.softmax(-1).to(query.dtype).split(sizes, -1)
         mixed = sum(
             torch.einsum(f"bnhij,{names}->bnihd", weight, group.values)
             for weight, names, group in zip(weights, axes, groups, strict=True)

@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from worldmodels.attention import Pair, clean, softmax
+from worldmodels.attention import Pair, biased, clean
 from worldmodels.layers import RMSNorm, init_weight
 from worldmodels.transformer import FeedForward
 
@@ -87,7 +87,7 @@ class Read(CrossAttention):
             scores = torch.cat([scores, mine], -1)
         if seen is None:
             seen = torch.ones_like(scores, dtype=torch.bool)
-        weights = softmax(scores, bias, seen).to(val.dtype)
+        weights = biased(scores, bias, seen).softmax(-1).to(val.dtype)
         mixed = torch.einsum("...qhm,...mhd->...qhd", weights[..., : key.shape[-3]], val)
         if own is not None:
             rest = weights[..., key.shape[-3] :]
@@ -169,7 +169,8 @@ class Slots(CrossAttention):
         scores = torch.einsum("...ehd,...phd->...ehp", query, key).unsqueeze(-4)
         # A place without tokens sees zeros, so that no row of weights is empty.
         seen = seen | ~seen.any(-1, keepdim=True)
-        weights = softmax(scores, self.bias, seen[..., None, None, :]).to(val.dtype)
+        parts = torch.broadcast_tensors(scores, self.bias, seen[..., None, None, :])
+        weights = biased(*parts).softmax(-1).to(val.dtype)
         mixed = torch.einsum("...nehp,...phd->...nehd", weights, val)
         old = old.unsqueeze(-3)
         new = old + self.out(mixed.flatten(-2))
