@@ -42,9 +42,9 @@ class Layer(nn.Module):
         self.read = read
         self.feed = FeedForward(width, ffn)
 
-    def recall(self, value: Tensor, *memory: Any) -> Tensor:
-        """Tokens (..., Q, D) after they have read; `memory`: the further arguments of `Read`."""
-        value = value + self.read(value, *memory)
+    def recall(self, value: Tensor, query: Tensor, slots: Tensor, bias: Tensor) -> Tensor:
+        """Tokens (..., Q, D) after they have read `slots` (..., M, D)."""
+        value = value + self.read(query, self.read.keys(slots), bias)
         return value + self.feed(value)
 
 
@@ -159,7 +159,7 @@ class Elmur(SequenceCore):
             slots, memory = self.memories[index], state["memory"][:, index]
             bias = layer.read.by_time(phase[:, None], slots.since(writes)[:, None])
             value = (value + attended)[:, None]
-            value = layer.recall(value, layer.read.keys(memory), bias)[:, 0]
+            value = layer.recall(value, layer.read.ask(value), memory, bias)[:, 0]
             if number > index:
                 continue
             old = slots.turn(memory, writes)
@@ -217,35 +217,40 @@ class Elmur(SequenceCore):
             count = (writes[-1] + done).int()
             writes.append(count if s == pieces.pieces else count.where(~pieces.begins[:, s], 0))
         writes = torch.stack(writes, 1)
+        cuts = pieces.taken, pieces.begins, pieces.ends, writes[:, :-1]
         places = torch.arange(self.segment, device=u.device)
+        nothing = self.memories[0].nothing(len(u))
         value, pairs, sums, memories, xs = self.inputs(u), [], [], [], []
         caches = zip(state["key"].unbind(1), state["value"].unbind(1), strict=True)
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             cache = tuple(part.to(value.dtype) for part in cache)
             attended, pair = layer.attention.scan(layer.norm(value), cache, reach)
             pairs.append(pair)
-            laid = pieces.lay(value + attended)
+            value = value + attended
+            laid, query = pieces.lay(value), pieces.lay(layer.read.ask(value))
             index = min(number, len(self.memories) - 1)
             slots = self.memories[index]
             bias = layer.read.by_time(places, slots.since(writes[:, :-1])[:, :, None])
             if number > index:
-                slots_before = layer.read.keys(memories[index][:, :-1])
-                value = pieces.pick(layer.recall(laid, slots_before, bias))
+                value = pieces.pick(layer.recall(laid, query, memories[index][:, :-1], bias))
                 continue
             memory = state["memory"][:, index]
             ahead = state["mean"][:, index], state["total"][:, index]
             parts: list[tuple[Tensor, ...]] = []
-            for s in range(pieces.pieces):
-                memory = torch.where(pieces.begins[:, s, None, None], slots.initial, memory)
-                out = layer.recall(laid[:, s], layer.read.keys(memory), bias[:, s])
-                old = slots.turn(memory, writes[:, s])
-                mean, total = slots.sums(slots.ask(old), slots.tell(out), pieces.taken[:, s], ahead)
-                ahead = slots.nothing(len(u))
-                ends = slice(None) if self.provisional else slice(-1, None)
-                new = slots.candidates(old[:, None], mean[:, ends], writes[:, s, None])
+            # unbind, not indexing: the gradient of one index is as large as the whole batch.
+            inputs = (part.unbind(1) for part in (laid, query, bias, *cuts))
+            for one, asked, biased, taken, begins, ends, count in zip(*inputs, strict=True):
+                memory = torch.where(begins[:, None, None], slots.initial, memory)
+                out = layer.recall(one, asked, memory, biased)
+                old = slots.turn(memory, count)
+                mean, total = slots.sums(slots.ask(old), slots.tell(out), taken, ahead)
+                ahead = nothing
+                # All of them for x; else the last, which alone may be written.
+                upto = mean if self.provisional else mean[:, -1:]
+                new = slots.candidates(old[:, None], upto, count[:, None])
                 parts.append((out, memory, mean, total, new[:, :, 0]))
-                put = self.kept(slots.put(memory, writes[:, s], new[:, -1]))
-                memory = torch.where(pieces.ends[:, s, None, None], put, memory)
+                put = self.kept(slots.put(memory, count, new[:, -1]))
+                memory = torch.where(ends[:, None, None], put, memory)
             out, before, mean, total, new = zip(*parts, strict=True)
             value = pieces.pick(torch.stack(out, 1))
             memories.append(torch.stack([*before, memory], 1))

@@ -75,14 +75,16 @@ class Read(CrossAttention):
         index = phase[..., None] * rows + since.clamp(max=rows - 1)
         return F.embedding(index, self.bias.view(segment * rows, -1)).transpose(-1, -2)
 
-    def forward(self, value: Tensor, slots: Pair, bias: Tensor) -> Tensor:
-        """`slots`: keys and values (..., M, D) for all Q tokens; bias (..., Q, H, M)."""
-        query = self.queries(self.norm(value))
+    def ask(self, value: Tensor) -> Tensor:
+        """Queries (..., H, d) of tokens (..., D)."""
+        return self.queries(self.norm(value))
+
+    def forward(self, query: Tensor, slots: Pair, bias: Tensor) -> Tensor:
+        """`slots`: keys and values (..., M, D) for all Q queries; bias (..., Q, H, M)."""
         key, val = (self.split(part) for part in slots)
         scores = torch.einsum("...qhd,...mhd->...qhm", query, key)
-        weights = softmax(scores, bias, torch.ones_like(scores, dtype=torch.bool))
-        mixed = torch.einsum("...qhm,...mhd->...qhd", weights.to(val.dtype), val)
-        return self.out(mixed.flatten(-2))
+        weights = torch.softmax(scores.to(bias.dtype) + bias, -1).to(val.dtype)
+        return self.out(torch.einsum("...qhm,...mhd->...qhd", weights, val).flatten(-2))
 
     def imagine(
         self, value: Tensor, grid: Grid, shared: Pair, own: Pair | None, bias: Tensor, seen: Tensor
@@ -92,7 +94,7 @@ class Read(CrossAttention):
         shared: keys and values (B, G, M, D); own: (B, K, P, D); bias (B, K, H, M + P) and seen
         (B, K, 1, M + P) of both.
         """
-        query = self.queries(self.norm(value))
+        query = self.ask(value)
         key, val = (self.split(part) for part in shared)
         scores = grid.pick(torch.einsum("bgqhd,bgmhd->bgqhm", grid.lay(query), key))
         if own is not None:
