@@ -78,11 +78,8 @@ class Elmur(SequenceCore):
         super().__init__()
         self.split = (z, action)
         self.heads, self.window, self.segment = heads, window, segment
-        self.cut, self.detach, self.provisional = (
-            attend == "segment",
-            memory_grad == "detach",
-            provisional,
-        )
+        self.cut, self.detach = attend == "segment", memory_grad == "detach"
+        self.provisional = provisional
         self.enter = Dense(z + action, width)
         self.layers = nn.ModuleList(
             Layer(width, heads, window, ffn, Read(width, heads, slots, segment, bias))
@@ -171,9 +168,16 @@ class Elmur(SequenceCore):
             memories.append(torch.where(complete, put, memory))
             xs.append(new[:, 0])
         h = self.leave(value)
-        sums = self.after(sums, complete[..., None])
-        writes = (writes + complete[:, 0, 0]).int()
-        last = self.state(pairs, *sums, torch.stack(memories, 1), writes, age + 1, known + 1)
+        mean, total = self.after(sums, complete[..., None])
+        last = self.state(
+            pairs,
+            mean=mean,
+            total=total,
+            memory=torch.stack(memories, 1),
+            writes=(writes + complete[:, 0, 0]).int(),
+            age=age + 1,
+            known=known + 1,
+        )
         return h, torch.cat(xs, -1) if self.provisional else h, last
 
     def after(self, sums: list[Sum], complete: Tensor) -> Sum:
@@ -181,28 +185,11 @@ class Elmur(SequenceCore):
         mean, total = (torch.stack(parts, 1) for parts in zip(*sums, strict=True))
         return torch.where(complete, 0.0, mean), torch.where(complete, NOTHING, total)
 
-    def state(
-        self,
-        pairs: list[Pair],
-        mean: Tensor,
-        total: Tensor,
-        memory: Tensor,
-        writes: Tensor,
-        age: Tensor,
-        known: Tensor,
-    ) -> State:
+    def state(self, pairs: list[Pair], **rest: Tensor) -> State:
+        """A state with the layers' keys and values side by side in axis 1."""
         dtype = self.leave.weight.dtype
         key, value = (torch.stack(parts, 1).to(dtype) for parts in zip(*pairs, strict=True))
-        return {
-            "key": key,
-            "value": value,
-            "mean": mean,
-            "total": total,
-            "memory": memory,
-            "writes": writes,
-            "age": age,
-            "known": known,
-        }
+        return {"key": key, "value": value, **rest}
 
     def scan(
         self, u: Tensor, is_first: Tensor, state: State, plan: Any = None
@@ -267,12 +254,12 @@ class Elmur(SequenceCore):
         row, group = torch.arange(len(u), device=u.device), pieces.after[:, -1]
         last = self.state(
             kept,
-            mean[:, :, -1],
-            total[:, :, -1],
-            memory[row, :, group],
-            writes[row, group],
-            age[:, -1] + 1,
-            known[:, -1] + 1,
+            mean=mean[:, :, -1],
+            total=total[:, :, -1],
+            memory=memory[row, :, group],
+            writes=writes[row, group],
+            age=age[:, -1] + 1,
+            known=known[:, -1] + 1,
         )
         key, value = (torch.stack(parts, 1) for parts in zip(*pairs, strict=True))
         context = {
@@ -280,7 +267,7 @@ class Elmur(SequenceCore):
             "value": value,
             "mean": mean,
             "total": total,
-            "memory": memory,
+            "memory": memory,  # ahead of each piece, and after the last
             "writes": writes,
             "group": pieces.after,
             "age": age,

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from worldmodels.attention import Pair, clean, softmax
+from worldmodels.attention import Pair, softmax
 from worldmodels.layers import RMSNorm, init_weight
 from worldmodels.segments import Grid
 from worldmodels.transformer import FeedForward
@@ -54,8 +54,8 @@ class CrossAttention(nn.Module):
         return query * query.shape[-1] ** -0.5
 
     def keys(self, value: Tensor) -> Pair:
-        """Keys and values (..., D), both finite."""
-        key, val = clean(self.pair(value)).chunk(2, -1)
+        """Keys and values (..., D)."""
+        key, val = self.pair(value).chunk(2, -1)
         return key, val
 
 
@@ -146,20 +146,18 @@ class Slots(CrossAttention):
     def since(self, writes: Tensor) -> Tensor:
         """Segments (..., M) since each slot was last written, 0 for the last one, after `writes`
         (...); M for empty slots."""
-        slot = torch.arange(self.slots, device=writes.device)
         if self.every:
-            return torch.where(writes[..., None] > 0, 0, self.slots).expand(
-                *writes.shape, len(slot)
-            )
+            since = torch.where(writes > 0, 0, self.slots)
+            return since[..., None].expand(*writes.shape, self.slots)
+        slot = torch.arange(self.slots, device=writes.device)
         since = (writes[..., None] - 1 - slot) % self.slots
         return torch.where(slot < writes[..., None], since, self.slots)
 
     def until(self, writes: Tensor) -> Tensor:
         """Writes (..., M) that come before each slot's next one."""
-        slot = torch.arange(self.slots, device=writes.device)
         if self.every:
-            slot = torch.zeros_like(slot)
-            return slot.expand(*writes.shape, -1)
+            return torch.zeros_like(writes)[..., None].expand(*writes.shape, self.slots)
+        slot = torch.arange(self.slots, device=writes.device)
         return (slot - writes[..., None]) % self.slots
 
     def turn(self, memory: Tensor, writes: Tensor) -> Tensor:
@@ -194,7 +192,7 @@ class Slots(CrossAttention):
         """The sum after one more token (..., D) at `phase` (...)."""
         mean, total = before
         key, val = (self.split(part)[..., None, :, :] for part in token)
-        score = (query * key).sum(-1).to(total.dtype) + self.bias[phase][..., None, :]
+        score = (query * key).sum(-1, dtype=total.dtype) + self.bias[phase][..., None, :]
         after = torch.logaddexp(total, score)
         share = (score - after).exp()[..., None]
         mean = self.split(mean) * (total - after).exp()[..., None] + val * share
