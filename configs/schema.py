@@ -120,7 +120,7 @@ class RateConfig:
     ffn: int = setting(1024, "width inside the feed-forward")
     segment: int = setting(16, "steps of an episode between two writes of the memory")
     tokens: int = setting(4, "memory tokens")
-    reach: Literal["sliding", "segment"] = setting(
+    attend: Literal["sliding", "segment"] = setting(
         "sliding", "a step sees its window, or of it the steps of its own segment alone"
     )
     valve: Literal["ca2", "none", "gate", "gru"] = setting(

@@ -29,7 +29,7 @@ from worldmodels.core import SequenceCore, State
 from worldmodels.elmur_roll import ElmurRoll
 from worldmodels.layers import Dense, RMSNorm
 from worldmodels.segments import Pieces
-from worldmodels.slots import Read, Slots
+from worldmodels.slots import NOTHING, Read, Slots, Sum
 from worldmodels.transformer import FeedForward, since_first
 
 
@@ -43,9 +43,9 @@ class Layer(nn.Module):
         self.read = read
         self.feed = FeedForward(width, ffn)
 
-    def recall(self, value: Tensor, *memory: Any) -> Tensor:
-        """Tokens (..., Q, D) after they have read; `memory`: the further arguments of `Read`."""
-        value = value + self.read(value, *memory)
+    def recall(self, value: Tensor, query: Tensor, slots: Tensor, bias: Tensor) -> Tensor:
+        """Tokens (..., Q, D) after they have read `slots` (..., M, D)."""
+        value = value + self.read(query, self.read.keys(slots), bias)
         return value + self.feed(value)
 
 
@@ -107,12 +107,12 @@ class Elmur(SequenceCore):
 
         count = torch.zeros(batch, device=weight.device, dtype=torch.int32)
         cache = zeros(len(self.layers), self.window - 1, self.heads, head)
-        tokens = zeros(len(slots), self.segment - 1, self.out)
+        mean, total = self.memories[0].nothing(batch, len(slots))
         return {
             "key": cache,
             "value": cache,
-            "written_key": tokens,  # of the segment's tokens, by phase, for its write
-            "written_value": tokens,
+            "mean": mean,  # what the slots in turn have gathered from the segment's tokens
+            "total": total,
             "memory": slots.expand(batch, *slots.shape),
             "writes": count,
             "age": count if age is None else age.to(count),  # steps of the episode
@@ -123,7 +123,7 @@ class Elmur(SequenceCore):
         """The state with rows that start an episode replaced."""
         new = self.initial(len(is_first))
         out = dict(state)
-        for key in ("written_key", "written_value", "memory", "writes", "age", "known"):
+        for key in ("mean", "total", "memory", "writes", "age", "known"):
             first = is_first.view(-1, *[1] * (state[key].dim() - 1))
             out[key] = torch.where(first, new[key], state[key])
         return out  # `known` masks the other two
@@ -148,65 +148,50 @@ class Elmur(SequenceCore):
             state = self.reset(state, is_first)
         age, known, writes = state["age"], state["known"], state["writes"]
         reach, phase = self.reach(known, age), age % self.segment
-        places = torch.arange(self.segment, device=u.device)
-        here = (places == phase[:, None])[..., None]
-        behind = phase[:, None] - places
-        seen = (behind >= 0) & (behind <= known[:, None])
         complete = (phase == self.segment - 1)[:, None, None]
         caches = zip(state["key"].unbind(1), state["value"].unbind(1), strict=True)
-        value, pairs, tokens, memories, xs = self.inputs(u), [], [], [], []
+        value, pairs, sums, memories, xs = self.inputs(u), [], [], [], []
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             attended, pair = layer.attention.step(layer.norm(value), cache, reach)
             pairs.append(pair)
-            memory = state["memory"][:, number if len(self.memories) > 1 else 0]
-            slots = self.memories[min(number, len(self.memories) - 1)]
+            index = min(number, len(self.memories) - 1)
+            slots, memory = self.memories[index], state["memory"][:, index]
             bias = layer.read.by_time(phase[:, None], slots.since(writes)[:, None])
             value = (value + attended)[:, None]
-            value = layer.recall(value, layer.read.keys(memory), bias)
-            if number < len(self.memories):
-                own = self.tokens(state, number)
-                new = slots.keys(slots.token_norm(value))
-                own = tuple(torch.where(here, b, a) for a, b in zip(own, new, strict=True))
-                # At every step, though most are not the last of their segment: no row decides.
-                old = slots.turn(memory, writes)
-                cand = slots.candidates(old, writes, own, seen[:, None])[:, 0]
-                xs.append(cand[:, 0])
-                put = self.kept(slots.put(memory, writes, cand))
-                memories.append(torch.where(complete, put, memory))
-                tokens.append(tuple(torch.where(complete, 0.0, part)[:, :-1] for part in own))
-            value = value[:, 0]
+            value = layer.recall(value, layer.read.ask(value), memory, bias)[:, 0]
+            if number > index:
+                continue
+            old = slots.turn(memory, writes)
+            before = state["mean"][:, index], state["total"][:, index]
+            sums.append(slots.add(slots.ask(old), slots.tell(value), phase, before))
+            # At every step, though most do not complete a segment: no row decides.
+            new = slots.candidates(old, sums[-1][0], writes)
+            put = self.kept(slots.put(memory, writes, new))
+            memories.append(torch.where(complete, put, memory))
+            xs.append(new[:, 0])
         h = self.leave(value)
-        writes = writes + complete[:, 0, 0]
-        state = self.state(pairs, tokens, memories, writes.int(), age + 1, known + 1)
-        return h, torch.cat(xs, -1) if self.provisional else h, state
+        mean, total = self.after(sums, complete[..., None])
+        last = self.state(
+            pairs,
+            mean=mean,
+            total=total,
+            memory=torch.stack(memories, 1),
+            writes=(writes + complete[:, 0, 0]).int(),
+            age=age + 1,
+            known=known + 1,
+        )
+        return h, torch.cat(xs, -1) if self.provisional else h, last
 
-    def tokens(self, state: State, number: int) -> Pair:
-        """Keys and values (B, L, D) of the segment's tokens so far, for the memory `number`."""
-        dtype = self.leave.weight.dtype
-        pair = (state[name][:, number].to(dtype) for name in ("written_key", "written_value"))
-        return tuple(nn.functional.pad(part, (0, 0, 0, 1)) for part in pair)
+    def after(self, sums: list[Sum], complete: Tensor) -> Sum:
+        """Means and totals, memories side by side in axis 1; none where a segment is complete."""
+        mean, total = (torch.stack(parts, 1) for parts in zip(*sums, strict=True))
+        return torch.where(complete, 0.0, mean), torch.where(complete, NOTHING, total)
 
-    def state(
-        self,
-        pairs: list[Pair],
-        tokens: list[Pair],
-        memories: list[Tensor],
-        writes: Tensor,
-        age: Tensor,
-        known: Tensor,
-    ) -> State:
+    def state(self, pairs: list[Pair], **rest: Tensor) -> State:
+        """A state with the layers' keys and values side by side in axis 1."""
         dtype = self.leave.weight.dtype
         key, value = (torch.stack(parts, 1).to(dtype) for parts in zip(*pairs, strict=True))
-        own = (torch.stack(parts, 1).to(dtype) for parts in zip(*tokens, strict=True))
-        return {
-            "key": key,
-            "value": value,
-            **dict(zip(("written_key", "written_value"), own, strict=True)),
-            "memory": torch.stack(memories, 1),
-            "writes": writes,
-            "age": age,
-            "known": known,
-        }
+        return {"key": key, "value": value, **rest}
 
     def scan(
         self, u: Tensor, is_first: Tensor, state: State, plan: Any = None
@@ -215,75 +200,77 @@ class Elmur(SequenceCore):
         state = self.reset(state, is_first[:, 0])
         known, age = (since_first(is_first, state[name]) for name in ("known", "age"))
         pieces = Pieces(age, is_first, self.segment)
-        reach = self.reach(known, age)
-        places = torch.arange(self.segment, device=u.device)
-        # Phases (B, S, L) that the write of a piece may see: its own, and those of the state.
-        seen = pieces.taken.clone()
-        behind = (state["age"] % self.segment)[:, None] - places
-        seen[:, 0] |= (behind > 0) & (behind <= state["known"][:, None])
-        ends = places if self.provisional else places[-1:]
-        causal = places <= ends[:, None]
+        reach, phase = self.reach(known, age), age % self.segment
         writes = [state["writes"]]
-        for begins, done in zip(pieces.begins.unbind(1)[1:], pieces.ends.unbind(1), strict=False):
-            writes.append(torch.where(begins, 0, writes[-1] + done))
-        writes.append(writes[-1] + pieces.ends[:, -1])
-        turns = torch.stack(writes[:-1], 1)
-
-        value, pairs, tokens, memories, xs = self.inputs(u), [], [], [], []
+        for s, done in enumerate(pieces.ends.unbind(1), 1):
+            count = (writes[-1] + done).int()
+            writes.append(count if s == pieces.pieces else count.where(~pieces.begins[:, s], 0))
+        writes = torch.stack(writes, 1)
+        cuts = pieces.taken, pieces.begins, pieces.ends, writes[:, :-1]
+        places = torch.arange(self.segment, device=u.device)
+        nothing = self.memories[0].nothing(len(u))
+        value, pairs, sums, memories, xs = self.inputs(u), [], [], [], []
         caches = zip(state["key"].unbind(1), state["value"].unbind(1), strict=True)
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             cache = tuple(part.to(value.dtype) for part in cache)
             attended, pair = layer.attention.scan(layer.norm(value), cache, reach)
             pairs.append(pair)
-            laid = pieces.lay(value + attended)
-            slots = self.memories[min(number, len(self.memories) - 1)]
-            bias = layer.read.by_time(places, slots.since(turns)[:, :, None])
-            if number >= len(self.memories):
-                laid = layer.recall(laid, layer.read.keys(memories[0][:, :-1]), bias)
-                value = pieces.pick(laid)
+            value = value + attended
+            laid, query = pieces.lay(value), pieces.lay(layer.read.ask(value))
+            index = min(number, len(self.memories) - 1)
+            slots = self.memories[index]
+            bias = layer.read.by_time(places, slots.since(writes[:, :-1])[:, :, None])
+            if number > index:
+                value = pieces.pick(layer.recall(laid, query, memories[index][:, :-1], bias))
                 continue
-            memory, own = state["memory"][:, number], self.tokens(state, number)
+            memory = state["memory"][:, index]
+            ahead = state["mean"][:, index], state["total"][:, index]
             parts: list[tuple[Tensor, ...]] = []
-            for s in range(pieces.pieces):
-                memory = torch.where(pieces.begins[:, s, None, None], slots.initial, memory)
-                out = layer.recall(laid[:, s], layer.read.keys(memory), bias[:, s])
-                new = slots.keys(slots.token_norm(out))
-                taken = pieces.taken[:, s, :, None]
-                new = tuple(torch.where(taken, b, a) for a, b in zip(own, new, strict=True))
-                old = slots.turn(memory, writes[s])
-                cand = slots.candidates(old, writes[s], new, seen[:, s, None] & causal)
-                parts.append((out, memory, *new, cand[:, :, 0]))
-                put = self.kept(slots.put(memory, writes[s], cand[:, -1]))
-                memory = torch.where(pieces.ends[:, s, None, None], put, memory)
-                own = tuple(torch.zeros_like(part) for part in own)
-            out, before, key, val, cand = zip(*parts, strict=True)
+            # unbind, not indexing: the gradient of one index is as large as the whole batch.
+            inputs = (part.unbind(1) for part in (laid, query, bias, *cuts))
+            for one, asked, biased, taken, begins, ends, count in zip(*inputs, strict=True):
+                memory = torch.where(begins[:, None, None], slots.initial, memory)
+                out = layer.recall(one, asked, memory, biased)
+                old = slots.turn(memory, count)
+                mean, total = slots.sums(slots.ask(old), slots.tell(out), taken, ahead)
+                ahead = nothing
+                # All of them for x; else the last, which alone may be written.
+                upto = mean if self.provisional else mean[:, -1:]
+                new = slots.candidates(old[:, None], upto, count[:, None])
+                parts.append((out, memory, mean, total, new[:, :, 0]))
+                put = self.kept(slots.put(memory, count, new[:, -1]))
+                memory = torch.where(ends[:, None, None], put, memory)
+            out, before, mean, total, new = zip(*parts, strict=True)
             value = pieces.pick(torch.stack(out, 1))
             memories.append(torch.stack([*before, memory], 1))
-            # The piece after the last complete segment has no tokens yet.
-            tokens.append(tuple(torch.stack([*part, own[0]], 1) for part in (key, val)))
+            sums.append(tuple(pieces.pick(torch.stack(part, 1)) for part in (mean, total)))
             if self.provisional:
-                xs.append(pieces.pick(torch.stack(cand, 1)))
+                xs.append(pieces.pick(torch.stack(new, 1)))
         h = self.leave(value)
         x = torch.cat(xs, -1) if self.provisional else h
 
-        row, group = torch.arange(len(u), device=u.device), pieces.after[:, -1]
+        complete = (phase == self.segment - 1)[:, None, :, None, None]
+        mean, total = self.after(sums, complete)
+        memory = torch.stack(memories, 1)
         kept = [tuple(part[:, length:] for part in pair) for pair in pairs]
-        own = [tuple(part[row, group, :-1] for part in pair) for pair in tokens]
-        slots = [memory[row, group] for memory in memories]
-        writes = torch.stack(writes, 1)
+        row, group = torch.arange(len(u), device=u.device), pieces.after[:, -1]
         last = self.state(
-            kept, own, slots, writes[row, group].int(), age[:, -1] + 1, known[:, -1] + 1
+            kept,
+            mean=mean[:, :, -1],
+            total=total[:, :, -1],
+            memory=memory[row, :, group],
+            writes=writes[row, group],
+            age=age[:, -1] + 1,
+            known=known[:, -1] + 1,
         )
         key, value = (torch.stack(parts, 1) for parts in zip(*pairs, strict=True))
-        written_key, written_value = (torch.stack(p, 1) for p in zip(*tokens, strict=True))
         context = {
             "key": key,
             "value": value,
-            "written_key": written_key,
-            "written_value": written_value,
-            "memory": torch.stack(memories, 1),
+            "mean": mean,
+            "total": total,
+            "memory": memory,  # ahead of each piece, and after the last
             "writes": writes,
-            "seen": nn.functional.pad(seen, (0, 0, 0, 1)),
             "group": pieces.after,
             "age": age,
             "known": known,
@@ -310,11 +297,11 @@ class Elmur(SequenceCore):
             total += 2 * laid * tokens + 2 * pieces * slots * read.pair.weight.numel()
             total += 4 * laid * slots * width
         for memory in self.memories:
-            each = memory.slots if memory.every else 1
+            each = memory.each
             ends = segment if self.provisional else 1
             total += 2 * laid * memory.pair.weight.numel()
             total += 2 * pieces * each * memory.query.weight.numel()
-            total += 2 * pieces * each * segment * width * (1 + ends)
+            total += 2 * laid * each * width * (1 + segment)
             after = memory.out.weight.numel()
             after += memory.feed[1].weight.numel() + memory.feed[3].weight.numel()
             total += 2 * pieces * each * ends * after

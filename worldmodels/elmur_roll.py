@@ -1,9 +1,8 @@
 """Imagination of the core `elmur`: what the starts of a batch share, and what each adds.
 
-A start reads the slots of its segment where the scan left them, laid out by the phase of its first
-imagined step: no start copies a memory. When an imagined step completes a segment, the start writes
-one slot of its own, which hides the shared slot it replaces; each further border adds one more. As
-all starts of a column have one phase, each step completes the segments of exactly one column.
+A start reads the slots of its segment where the scan left them: they are laid out by segment, and
+no start copies them. When an imagined step completes a segment, the start writes a slot of its own,
+which hides the shared slot that it replaces; each further border adds one more.
 """
 
 from __future__ import annotations
@@ -11,116 +10,83 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from worldmodels.attention import Pair
 from worldmodels.core import State
 from worldmodels.segments import Grid
-from worldmodels.slots import Read, Slots
+from worldmodels.slots import Read, Slots, Sum
 
 if TYPE_CHECKING:
     from worldmodels.elmur import Elmur
 
 
-class Columns:
-    """Vectors (B, G, P, D) of the starts of a column, which get them at different steps."""
+class Written:
+    """Vectors (N, E, D) that N starts have written, one list entry a border they have crossed."""
 
-    def __init__(self, count: int):
-        self.parts: list[Tensor | None] = [None] * count
+    def __init__(self, starts: int):
+        self.starts, self.parts = starts, []
 
-    def stack(self) -> Tensor:
-        """(B, G, L, P, D), zeros for columns that have none yet."""
-        known = next(part for part in self.parts if part is not None)
-        empty = torch.zeros_like(known)
-        return torch.stack([empty if part is None else part for part in self.parts], 2)
+    def put(self, rows: Tensor, border: int, new: Tensor) -> None:
+        """`new` (R, E, D) of the starts `rows` (R,)."""
+        if border == len(self.parts):
+            self.parts.append(new.new_zeros(self.starts, *new.shape[1:]))
+        self.parts[border] = self.parts[border].index_copy(0, rows, new)
 
 
 class RolledSlots:
-    """One memory: the shared slots (B, G, M, D), and those that the starts have written since."""
+    """One memory: shared slots (B, G, M, D), and what N starts write and have written since."""
 
-    def __init__(self, slots: Slots, memory: Tensor, writes: Tensor, tokens: Pair, seen: Tensor):
-        """writes (B, G); tokens: keys and values (B, G, L, D) of each segment; seen (B, G, L)."""
-        self.slots, self.memory, self.writes = slots, memory, writes
-        self.shared_tokens, self.shared_seen = tokens, seen
-        self.tokens: list[Pair] = []  # (B, G, L, D) of each imagined step
-        self.written: list[Columns] = []  # by the borders that a start has crossed before
+    def __init__(self, slots: Slots, memory: Tensor, writes: Tensor, place: Tensor, sums: Sum):
+        """writes (B, G); place (N,): where in B x G a start is; sums: what it has gathered."""
+        self.slots, self.memory, self.writes, self.place = slots, memory, writes, place
+        self.written = Written(len(place))
+        self.sums = sums
+        self.old = slots.turn(memory, writes).flatten(0, 1)[place]
+        self.query = slots.ask(self.old)
 
-    def old(self, column: int, crossed: int) -> Tensor:
-        """What the slots in turn hold (B, G, E, D) after `crossed` borders."""
-        life = 1 if self.slots.every else self.slots.slots
-        if crossed < life:
-            return self.slots.turn(self.memory, self.writes + crossed)
-        return self.written[crossed - life].parts[column]
+    def add(self, token: Tensor, phase: Tensor) -> None:
+        """One more token (N, D) at `phase` (N,)."""
+        self.sums = self.slots.add(self.query, self.slots.tell(token), phase, self.sums)
 
-    def segment(self, column: int, phase: int) -> Pair:
-        """Keys and values (B, G, L, D) of the segment's tokens up to `phase`, then zeros."""
-        own = self.tokens[-(phase + 1) :]
-        shared = phase + 1 - len(own)
-        after = self.shared_tokens[0].shape[2] - phase - 1
-        return tuple(
-            F.pad(
-                torch.cat([old[:, :, :shared], *(new[:, :, column, None] for new in news)], 2),
-                (0, 0, 0, after),
-            )
-            for old, news in zip(self.shared_tokens, zip(*own, strict=True), strict=True)
+    def candidates(self, writes: Tensor, rows: Tensor | slice = slice(None)) -> Tensor:
+        """What the starts `rows` would write now (R, E, D), after `writes` (N,)."""
+        return self.slots.candidates(self.old[rows], self.sums[0][rows], writes[rows])
+
+    def commit(self, rows: Tensor, border: int, new: Tensor) -> None:
+        """The starts `rows` (R,) write `new` (R, E, D) and begin the next segment."""
+        self.written.put(rows, border, new)
+        replaced = border + 1 - self.slots.life
+        if replaced < 0:
+            shared = self.slots.turn(self.memory, self.writes + border + 1)
+            old = shared.flatten(0, 1)[self.place[rows]]
+        else:
+            old = self.written.parts[replaced][rows]
+        parts = (self.old, self.query, *self.sums)
+        fresh = (old, self.slots.ask(old), *self.slots.nothing(len(rows)))
+        self.old, self.query, *sums = (
+            part.index_copy(0, rows, one.to(part.dtype))
+            for part, one in zip(parts, fresh, strict=True)
         )
-
-    def seen(self, column: int, phase: int) -> Tensor:
-        """Which of them (B, G, 1, L) there are."""
-        place = torch.arange(self.shared_seen.shape[-1], device=self.writes.device)
-        shared = phase + 1 - len(self.tokens)
-        return ((place <= phase) & ((place >= shared) | self.shared_seen))[:, :, None]
-
-    def candidates(self, columns: list[int]) -> Tensor:
-        """New contents (B, G, columns, E, D) if segments ended at the step imagined last."""
-        length = self.shared_seen.shape[-1]
-        at = [divmod(column + len(self.tokens) - 1, length) for column in columns]
-        old, writes, keys, values, seen = [], [], [], [], []
-        for column, (crossed, phase) in zip(columns, at, strict=True):
-            key, val = self.segment(column, phase)
-            keys.append(key)
-            values.append(val)
-            old.append(self.old(column, crossed))
-            writes.append(self.writes + crossed)
-            seen.append(self.seen(column, phase))
-        old, writes, keys, values, seen = (
-            torch.stack(parts, 2) for parts in (old, writes, keys, values, seen)
-        )
-        return self.slots.candidates(old, writes, (keys, values), seen)[..., 0, :, :]
-
-    def commit(self, column: int, new: Tensor) -> None:
-        """`new` (B, G, E, D) becomes the newest slot of the starts of `column`."""
-        crossed = (column + len(self.tokens) - 1) // self.shared_seen.shape[-1]
-        if crossed == len(self.written):
-            self.written.append(Columns(self.shared_seen.shape[-1]))
-        self.written[crossed].parts[column] = new
+        self.sums = tuple(sums)
 
 
 class RolledRead:
-    """Keys and values of a layer for the slots of a `RolledSlots`."""
+    """What a layer reads of them: keys and values, shared (B, G, M, D) and of each start."""
 
-    def __init__(self, read: Read, rolled: RolledSlots):
-        self.read, self.rolled = read, rolled
-        self.shared = read.keys(rolled.memory)
-        self.own: list[tuple[Columns, Columns]] = []
+    def __init__(self, read: Read, memory: Tensor, starts: int):
+        self.read, self.shared = read, read.keys(memory)
+        self.own = (Written(starts), Written(starts))
 
-    def pairs(self) -> Pair | None:
-        """Those that starts have written, (B, G, L, P, D)."""
-        written = self.rolled.written
-        if len(self.own) < len(written):
-            length = len(written[-1].parts)
-            self.own.append((Columns(length), Columns(length)))
-        for columns, pair in zip(written, self.own, strict=True):
-            for column, part in enumerate(columns.parts):
-                if part is not None and pair[0].parts[column] is None:
-                    for kept, new in zip(pair, self.read.keys(part), strict=True):
-                        kept.parts[column] = new
-        if not written:
+    def put(self, rows: Tensor, border: int, new: Tensor) -> None:
+        for written, part in zip(self.own, self.read.keys(new), strict=True):
+            written.put(rows, border, part)
+
+    def pair(self, last: int) -> Pair | None:
+        """Those of each start (B, K, P, D), K the `last` steps; None before any border."""
+        if not self.own[0].parts:
             return None
-        return tuple(
-            torch.cat([kept.stack() for kept in part], 3) for part in zip(*self.own, strict=True)
-        )
+        return tuple(torch.cat(w.parts, 1).unflatten(0, (-1, last)) for w in self.own)
 
 
 class ElmurRoll:
@@ -129,77 +95,90 @@ class ElmurRoll:
     def __init__(self, core: Elmur, context: State, last: int):
         context = {key: value.detach() for key, value in context.items()}
         self.core, self.last, self.taken = core, last, 0
-        self.known, self.age = (context[name][:, -last:] for name in ("known", "age"))
-        group = context["group"][:, -last:]
+        self.known, self.age, group = (
+            context[name][:, -last:] for name in ("known", "age", "group")
+        )
         first = group[:, :1]
         self.grid = Grid(group - first, (self.age + 1) % core.segment, core.segment)
         row = torch.arange(len(group), device=group.device)[:, None]
         take = first + torch.arange(self.grid.pieces, device=group.device)
         take = take.clamp(max=context["writes"].shape[1] - 1)
-        self.writes = context["writes"][row, take]
-        seen = context["seen"][row, take]
-        self.memories = []
-        for number, slots in enumerate(core.memories):
-            memory, *tokens = (
-                context[name][:, number][row, take]
-                for name in ("memory", "written_key", "written_value")
+        place = (row * self.grid.pieces + group - first).flatten()
+        writes = context["writes"][row, take]
+        self.writes = writes.flatten()[place].unflatten(0, (-1, last))
+        memories = [memory[row, take] for memory in context["memory"].unbind(1)]
+        mean, total = (context[name][:, :, -last:] for name in ("mean", "total"))
+        self.memories = [
+            RolledSlots(slots, memory, writes, place, (one.flatten(0, 1), other.flatten(0, 1)))
+            for slots, memory, one, other in zip(
+                core.memories, memories, mean.unbind(1), total.unbind(1), strict=True
             )
-            self.memories.append(RolledSlots(slots, memory, self.writes, tokens, seen))
+        ]
+        # The starts by the steps that complete their segments; they take turns of L steps.
+        left = (-2 - self.age).flatten() % core.segment
+        counts = torch.bincount(left, minlength=core.segment).tolist()
+        self.rows = left.argsort(stable=True).split(counts)
         keep = core.window - 1 + last
         keys, values = (context[name][:, :, -keep:] for name in ("key", "value"))
         self.shared = list(zip(keys.unbind(1), values.unbind(1), strict=True))
         self.own: list[list[Pair]] = [[] for _ in core.layers]
         self.reads = [
-            RolledRead(layer.read, self.memories[min(n, len(self.memories) - 1)])
+            RolledRead(layer.read, memories[min(n, len(memories) - 1)], len(place))
             for n, layer in enumerate(core.layers)
         ]
 
     def visible(self, crossed: Tensor) -> tuple[Tensor, Tensor]:
-        """Segments since slots were written, and whether they are there, (B, G, L, M + P), for
-        starts that have `crossed` (L,) borders."""
+        """Segments since slots were written, and whether they are there, (B, K, M + P), for starts
+        that have `crossed` (B, K) borders."""
         slots = self.memories[0].slots
-        borders = crossed[:, None]
-        since = slots.since(self.writes)[:, :, None]
-        since = torch.where(since < slots.slots, since + borders, slots.slots)
-        seen = slots.until(self.writes)[:, :, None] >= borders
-        own = len(self.memories[0].written)
-        life, each = (1, slots.slots) if slots.every else (slots.slots, 1)
-        newer = borders - 1 - torch.arange(own, device=crossed.device).repeat_interleave(each)
-        there = (newer >= 0) & (newer < life)
-        lead = since.shape[:2]
-        since = torch.cat([since, newer.clamp(min=0).expand(*lead, -1, -1)], -1)
-        return since, torch.cat([seen, there.expand(*lead, -1, -1)], -1)
+        crossed = crossed[..., None]
+        since = slots.since(self.writes)
+        since = torch.where(since < slots.slots, since + crossed, slots.slots)
+        seen = slots.until(self.writes) >= crossed
+        borders = torch.arange(len(self.memories[0].written.parts), device=crossed.device)
+        newer = crossed - 1 - borders.repeat_interleave(slots.each)
+        there = (newer >= 0) & (newer < slots.life)
+        return torch.cat([since, newer.clamp(min=0)], -1), torch.cat([seen, there], -1)
 
     def step(self, u: Tensor) -> tuple[Tensor, Tensor]:
         """h and x (B*K, ...) of one more step."""
-        core, length = self.core, self.core.segment
-        at = torch.arange(length, device=u.device) + self.taken
-        since, seen = self.visible(at // length)
+        core = self.core
         self.taken += 1
-        reach = core.reach(self.known + self.taken, self.age + self.taken)
-        full = -self.taken % length  # the column whose segments this step completes
-        columns = list(range(length)) if core.provisional else [full]
-        value, news = core.inputs(u).unflatten(0, (-1, self.last)), []
+        age = self.age + self.taken
+        phase = age % core.segment
+        reach = core.reach(self.known + self.taken, age)
+        crossed = age // core.segment - (self.age + 1) // core.segment
+        since, seen = self.visible(crossed)
+        writes = (self.writes + crossed).flatten()
+        border, turn = divmod(self.taken - 1, core.segment)
+        rows = self.rows[turn]  # the starts that this step completes a segment of
+        value, news, xs = core.inputs(u).unflatten(0, (-1, self.last)), [], []
         for number, (layer, shared, own, read) in enumerate(
             zip(core.layers, self.shared, self.own, self.reads, strict=True)
         ):
             value = value + layer.attention.imagine(layer.norm(value), shared, own, reach)
-            bias = layer.read.by_time(at % length, since)
-            recalled = layer.read(
-                self.grid.lay(value), read.shared, bias, seen[:, :, :, None], read.pairs()
+            bias = layer.read.by_time(phase, since)
+            value = value + layer.read.imagine(
+                value, self.grid, read.shared, read.pair(self.last), bias, seen[:, :, None]
             )
-            value = value + self.grid.pick(recalled)
             value = value + layer.feed(value)
             if number < len(self.memories):
                 rolled = self.memories[number]
-                tokens = rolled.slots.keys(rolled.slots.token_norm(value))
-                rolled.tokens.append(tuple(self.grid.lay(part) for part in tokens))
-                news.append(rolled.candidates(columns))
-        # Only now, for later layers may read the memory too.
+                rolled.add(value.flatten(0, 1), phase.flatten())
+                if core.provisional:
+                    new = rolled.candidates(writes)
+                    xs.append(new[:, 0])
+                    news.append(new[rows])
+                else:
+                    news.append(rolled.candidates(writes, rows))
+        if len(rows):
+            self.commit(rows, border, [core.kept(new) for new in news])
+        h = core.leave(value).flatten(0, 1)
+        return h, torch.cat(xs, -1) if core.provisional else h
+
+    def commit(self, rows: Tensor, border: int, news: list[Tensor]) -> None:
+        """Not before all layers are done, for later ones may read the memory too."""
         for rolled, new in zip(self.memories, news, strict=True):
-            rolled.commit(full, core.kept(new[:, :, columns.index(full)]))
-        h = core.leave(value)
-        x = h
-        if core.provisional:
-            x = torch.cat([self.grid.pick(new[:, :, :, 0]) for new in news], -1)
-        return h.flatten(0, 1), x.flatten(0, 1)
+            rolled.commit(rows, border, new)
+        for number, read in enumerate(self.reads):
+            read.put(rows, border, news[min(number, len(news) - 1)])

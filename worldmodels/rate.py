@@ -65,7 +65,7 @@ class Rate(SequenceCore):
         ffn: int,
         segment: int,
         tokens: int,
-        reach: str,
+        attend: str,
         valve: str,
         x: str,
         initial: str,
@@ -80,7 +80,7 @@ class Rate(SequenceCore):
         self.split = (z, action)
         self.heads, self.window, self.segment, self.tokens = heads, window, segment, tokens
         self.grain = math.lcm(window, segment)
-        self.reach, self.provisional = reach, x == "provisional"
+        self.cut, self.provisional = attend == "segment", x == "provisional"
         self.detach = memory_grad == "detach"
         # Steps before the current one that any token sees: a write sees its whole segment.
         self.kept = max(window, segment) - 1
@@ -117,7 +117,7 @@ class Rate(SequenceCore):
         the episode, of which `known` are at hand."""
         phase = age % self.segment
         near = known.clamp(max=self.window - 1)
-        if self.reach == "segment":
+        if self.cut:
             return torch.minimum(near, phase), torch.minimum(known, phase)
         return near, torch.minimum(known, phase.clamp(min=self.window - 1))
 

@@ -7,6 +7,9 @@ the slot written last: slot = writes mod M, replaced while writes < M. That is t
 anchors follow from it: the slot written i segments ago ends i segments before the coming one. Time
 from slot to token is then i and the token's phase, and the number of writes is all that is kept.
 
+The slot in turn is the query of the write and stays the same within a segment, so what it has
+gathered from the tokens so far is a running mean under softmax weights: `Sum`.
+
 The candidate ends with a norm. With pre-norm residuals alone a blend would be m + lambda f(m),
 which forgets nothing and has no bound; so ||m|| stays within that of the largest candidate or
 initial slot (the paper's proposition 2).
@@ -18,10 +21,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from worldmodels.attention import Pair, biased, clean
+from worldmodels.attention import Pair, biased
 from worldmodels.layers import RMSNorm, init_weight
+from worldmodels.segments import Grid
 from worldmodels.transformer import FeedForward
 
+Sum = tuple[Tensor, Tensor]  # mean of values (..., E, D) and log of the sum of weights (..., E, H)
+
+NOTHING = -1e30  # log of no weight; finite, so that differences and gradients of it are
 INITIAL = 0.1  # standard deviation of slots before their first write: RememberColor's, table 7
 
 
@@ -47,8 +54,8 @@ class CrossAttention(nn.Module):
         return query * query.shape[-1] ** -0.5
 
     def keys(self, value: Tensor) -> Pair:
-        """Keys and values (..., D), both finite."""
-        key, val = clean(self.pair(value)).chunk(2, -1)
+        """Keys and values (..., D)."""
+        key, val = self.pair(value).chunk(2, -1)
         return key, val
 
 
@@ -68,30 +75,38 @@ class Read(CrossAttention):
         index = phase[..., None] * rows + since.clamp(max=rows - 1)
         return F.embedding(index, self.bias.view(segment * rows, -1)).transpose(-1, -2)
 
-    def forward(
-        self,
-        value: Tensor,
-        slots: Pair,
-        bias: Tensor,
-        seen: Tensor | None = None,
-        own: Pair | None = None,
-    ) -> Tensor:
-        """`slots`: keys and values (..., M, D) that the Q tokens share; `own`: (..., Q, P, D) that
-        each has besides. bias (..., Q, H, M + P); seen (..., Q, 1, M + P), all when None."""
-        query = self.queries(self.norm(value))
+    def ask(self, value: Tensor) -> Tensor:
+        """Queries (..., H, d) of tokens (..., D)."""
+        return self.queries(self.norm(value))
+
+    def forward(self, query: Tensor, slots: Pair, bias: Tensor) -> Tensor:
+        """`slots`: keys and values (..., M, D) for all Q queries; bias (..., Q, H, M)."""
         key, val = (self.split(part) for part in slots)
         scores = torch.einsum("...qhd,...mhd->...qhm", query, key)
+        weights = torch.softmax(scores.to(bias.dtype) + bias, -1).to(val.dtype)
+        return self.out(torch.einsum("...qhm,...mhd->...qhd", weights, val).flatten(-2))
+
+    def imagine(
+        self, value: Tensor, grid: Grid, shared: Pair, own: Pair | None, bias: Tensor, seen: Tensor
+    ) -> Tensor:
+        """Steps (B, K, D) that lie in `grid` read the slots of their place, and their own.
+
+        shared: keys and values (B, G, M, D); own: (B, K, P, D); bias (B, K, H, M + P) and seen
+        (B, K, 1, M + P) of both.
+        """
+        query = self.ask(value)
+        key, val = (self.split(part) for part in shared)
+        scores = grid.pick(torch.einsum("bgqhd,bgmhd->bgqhm", grid.lay(query), key))
         if own is not None:
             own = tuple(self.split(part) for part in own)
-            mine = torch.einsum("...qhd,...qphd->...qhp", query, own[0])
-            scores = torch.cat([scores, mine], -1)
-        if seen is None:
-            seen = torch.ones_like(scores, dtype=torch.bool)
+            mine = (query.unsqueeze(2) * own[0]).sum(-1)  # (B, K, P, H)
+            scores = torch.cat([scores, mine.transpose(2, 3)], -1)
         weights = biased(scores, bias, seen).softmax(-1).to(val.dtype)
-        mixed = torch.einsum("...qhm,...mhd->...qhd", weights[..., : key.shape[-3]], val)
+        slots = key.shape[2]
+        mixed = torch.einsum("bgqhm,bgmhd->bgqhd", grid.lay(weights[..., :slots]), val)
+        mixed = grid.pick(mixed)
         if own is not None:
-            rest = weights[..., key.shape[-3] :]
-            mixed = mixed + torch.einsum("...qhp,...qphd->...qhd", rest, own[1])
+            mixed = mixed + (weights[..., slots:].transpose(2, 3).unsqueeze(-1) * own[1]).sum(2)
         return self.out(mixed.flatten(-2))
 
 
@@ -117,6 +132,8 @@ class Slots(CrossAttention):
         super().__init__(width, heads)
         self.slots, self.blend, self.write = slots, blend, write
         self.every = write == "all"
+        self.each = slots if self.every else 1  # slots that a segment writes
+        self.life = slots // self.each  # segments after which a slot is written again
         drawn = INITIAL * torch.randn(slots, width)
         self.initial = nn.Parameter(drawn, requires_grad=initial == "learned")
         self.slot_norm, self.token_norm = RMSNorm(width), RMSNorm(width)
@@ -124,25 +141,23 @@ class Slots(CrossAttention):
         self.close = RMSNorm(width)
         # The anchor of the slot in turn is always M segments back, so the time from it to a token
         # is the token's phase and a constant.
-        self.bias = nn.Parameter(torch.zeros(heads, segment), requires_grad=bias)
+        self.bias = nn.Parameter(torch.zeros(segment, heads), requires_grad=bias)
 
     def since(self, writes: Tensor) -> Tensor:
         """Segments (..., M) since each slot was last written, 0 for the last one, after `writes`
         (...); M for empty slots."""
-        slot = torch.arange(self.slots, device=writes.device)
         if self.every:
-            return torch.where(writes[..., None] > 0, 0, self.slots).expand(
-                *writes.shape, len(slot)
-            )
+            since = torch.where(writes > 0, 0, self.slots)
+            return since[..., None].expand(*writes.shape, self.slots)
+        slot = torch.arange(self.slots, device=writes.device)
         since = (writes[..., None] - 1 - slot) % self.slots
         return torch.where(slot < writes[..., None], since, self.slots)
 
     def until(self, writes: Tensor) -> Tensor:
         """Writes (..., M) that come before each slot's next one."""
-        slot = torch.arange(self.slots, device=writes.device)
         if self.every:
-            slot = torch.zeros_like(slot)
-            return slot.expand(*writes.shape, -1)
+            return torch.zeros_like(writes)[..., None].expand(*writes.shape, self.slots)
+        slot = torch.arange(self.slots, device=writes.device)
         return (slot - writes[..., None]) % self.slots
 
     def turn(self, memory: Tensor, writes: Tensor) -> Tensor:
@@ -159,23 +174,55 @@ class Slots(CrossAttention):
         slot = torch.arange(self.slots, device=writes.device)
         return torch.where((writes[..., None] % self.slots == slot)[..., None], new, memory)
 
-    def candidates(self, old: Tensor, writes: Tensor, tokens: Pair, seen: Tensor) -> Tensor:
-        """New contents (..., n, E, D) of the slots `old` (..., E, D), at n ends of a segment.
+    def ask(self, old: Tensor) -> Tensor:
+        """Queries (..., E, H, d) of the slots `old` (..., E, D)."""
+        return self.queries(self.slot_norm(old))
 
-        tokens: keys and values (..., L, D) by phase; seen (..., n, L): those before each end.
+    def tell(self, tokens: Tensor) -> Pair:
+        """Keys and values of tokens (..., D) for the write."""
+        return self.keys(self.token_norm(tokens))
+
+    def nothing(self, *lead: int) -> Sum:
+        """The sum (*lead, E, ...) before a segment's first token."""
+        like = self.initial
+        mean = like.new_zeros(*lead, self.each, like.shape[-1])
+        return mean, like.new_full((*lead, self.each, self.heads), NOTHING)
+
+    def add(self, query: Tensor, token: Pair, phase: Tensor, before: Sum) -> Sum:
+        """The sum after one more token (..., D) at `phase` (...)."""
+        mean, total = before
+        key, val = (self.split(part)[..., None, :, :] for part in token)
+        score = (query * key).sum(-1, dtype=total.dtype) + self.bias[phase][..., None, :]
+        after = torch.logaddexp(total, score)
+        share = (score - after).exp()[..., None]
+        mean = self.split(mean) * (total - after).exp()[..., None] + val * share
+        return mean.flatten(-2), after
+
+    def sums(self, query: Tensor, tokens: Pair, taken: Tensor, before: Sum) -> Sum:
+        """The sums (B, L, E, ...) after each token (B, L, D) of a segment, of those `taken` (B, L).
+
+        `before`: that of the segment's tokens ahead of these.
         """
+        mean, total = before
         key, val = (self.split(part) for part in tokens)
-        query = self.queries(self.slot_norm(old))
-        scores = torch.einsum("...ehd,...phd->...ehp", query, key).unsqueeze(-4)
-        # A place without tokens sees zeros, so that no row of weights is empty.
-        seen = seen | ~seen.any(-1, keepdim=True)
-        parts = torch.broadcast_tensors(scores, self.bias, seen[..., None, None, :])
-        weights = biased(*parts).softmax(-1).to(val.dtype)
-        mixed = torch.einsum("...nehp,...phd->...nehd", weights, val)
-        old = old.unsqueeze(-3)
-        new = old + self.out(mixed.flatten(-2))
+        scores = torch.einsum("behd,bphd->behp", query, key).to(total.dtype) + self.bias.T
+        scores = torch.where(taken[:, None, None], scores, NOTHING)
+        place = torch.arange(taken.shape[1], device=taken.device)
+        later = (place > place[:, None])[:, None, None]
+        scores = scores[:, None].masked_fill(later, NOTHING)  # (B, ends, E, H, L)
+        ahead = total[:, None, :, :, None].expand(*scores.shape[:-1], 1)
+        scores = torch.cat([ahead, scores], -1)
+        weights = torch.softmax(scores, -1)
+        after = torch.einsum("bnehp,bphd->bnehd", weights[..., 1:].to(val.dtype), val)
+        after = after + weights[..., :1] * self.split(mean)[:, None]
+        return after.flatten(-2), scores.logsumexp(-1)
+
+    def candidates(self, old: Tensor, mean: Tensor, writes: Tensor) -> Tensor:
+        """New contents (..., E, D) of slots `old` (..., E, D) that have gathered `mean`, after
+        `writes` (...)."""
+        new = old + self.out(mean)
         new = self.close(new + self.feed(new))
         if self.write == "lru":
             share = torch.where(writes < self.slots, 1.0, self.blend).to(new.dtype)
-            new = torch.lerp(old.expand_as(new), new, share[..., None, None, None])
+            new = torch.lerp(old.expand_as(new), new, share[..., None, None])
         return new

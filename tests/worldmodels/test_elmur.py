@@ -88,7 +88,7 @@ def make_rows(core, length, ages, resets, before):
     return *draw(length, [(b, t) for b, t in resets if t < length]), state
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(variant=VARIANTS, rows=ROWS)
 def test_scan_equals_step_repeated_with_its_gradients(variant, rows):
     core = make(**variant)
@@ -117,7 +117,7 @@ def test_scan_equals_step_repeated_with_its_gradients(variant, rows):
     assert_same(*results)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=30, deadline=None)
 @given(variant=VARIANTS, rows=ROWS, data=st.data())
 def test_splitting_anywhere_changes_nothing(variant, rows, data):
     core = make(**variant)
@@ -131,7 +131,7 @@ def test_splitting_anywhere_changes_nothing(variant, rows, data):
     assert_same(end, last)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(variant=VARIANTS, rows=ROWS, data=st.data())
 def test_imagination_is_steps_from_every_start_across_borders(variant, rows, data):
     core = make(**variant)

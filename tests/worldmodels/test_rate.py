@@ -209,7 +209,7 @@ def test_one_layer_and_a_window_of_one_remember_through_memory_alone():
 
 
 @pytest.mark.parametrize(
-    ("reach", "window", "segment", "age", "known", "near", "far"),
+    ("attend", "window", "segment", "age", "known", "near", "far"),
     [
         ("sliding", 4, 3, 7, 7, 3, 3),  # a write sees the window of its last step
         ("sliding", 2, 5, 8, 8, 1, 3),  # and all steps of its segment: ages 5-8
@@ -220,16 +220,16 @@ def test_one_layer_and_a_window_of_one_remember_through_memory_alone():
     ],
 )
 def test_a_step_sees_its_window_and_a_write_its_segment(
-    reach, window, segment, age, known, near, far
+    attend, window, segment, age, known, near, far
 ):
-    core = make(reach=reach, window=window, segment=segment)
+    core = make(attend=attend, window=window, segment=segment)
     reaches = core.reaches(torch.tensor([age]), torch.tensor([known]))
     assert [int(part) for part in reaches] == [near, far]
 
 
 def test_reach_segment_sees_no_step_of_the_segment_before():
     for reach, equal in (("segment", True), ("sliding", False)):
-        core = make(reach=reach)
+        core = make(attend=reach)
         state = core.initial(B, torch.full((B,), 2))
         _, _, state = core.step(inputs(1)[:, 0], None, state)
         other = {**state, "key": state["key"] + 1, "value": state["value"] + 1}
@@ -269,7 +269,7 @@ def test_valve_none_keeps_what_was_written_and_a_shut_gate_keeps_what_was_there(
 @pytest.mark.parametrize("valve", WORDS["valve"])
 def test_the_gradient_of_a_later_segment_reaches_the_writer_unless_memory_is_detached(valve):
     for memory_grad in ("bptt", "detach"):
-        core = make(valve=valve, memory_grad=memory_grad, reach="segment", layers=1)
+        core = make(valve=valve, memory_grad=memory_grad, attend="segment", layers=1)
         u = inputs(6).requires_grad_()
         h, _, _, _ = core.scan(u, none(6), core.initial(B))
         leaves = [u, *core.valve.parameters()]
