@@ -55,5 +55,4 @@ class Pieces(Grid):
         self.after = piece + complete
         self.taken = self.lay(torch.ones_like(is_first))
         self.begins = self.lay(is_first)[:, :, 0]
-        self.begins[:, 0] = False
         self.ends = self.taken[:, :, -1]
