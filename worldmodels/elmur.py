@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from worldmodels.attention import Pair, WindowAttention
 from worldmodels.core import SequenceCore, State
 from worldmodels.elmur_roll import ElmurRoll
-from worldmodels.layers import Dense, RMSNorm
+from worldmodels.layers import Enter, RMSNorm
 from worldmodels.segments import Pieces
 from worldmodels.slots import NOTHING, Read, Slots, Sum
 from worldmodels.transformer import FeedForward, since_first
@@ -77,12 +77,11 @@ class Elmur(SequenceCore):
         The other settings are those of ElmurConfig; `provisional` chooses x.
         """
         super().__init__()
-        self.split = (z, action)
         self.heads, self.window, self.segment = heads, window, segment
         self.grain = math.lcm(window, segment)
         self.cut, self.detach = attend == "segment", memory_grad == "detach"
         self.provisional = provisional
-        self.enter = Dense(z + action, width)
+        self.enter = Enter(z, action, width)
         self.layers = nn.ModuleList(
             Layer(width, heads, window, ffn, Read(width, heads, slots, segment, bias))
             for _ in range(layers)
@@ -128,11 +127,6 @@ class Elmur(SequenceCore):
             out[key] = torch.where(first, new[key], state[key])
         return out  # `known` masks the other two
 
-    def inputs(self, u: Tensor) -> Tensor:
-        z, action = u.split(self.split, -1)
-        action = action / action.detach().abs().clamp(min=1)
-        return self.enter(torch.cat([z, action], -1))
-
     def reach(self, known: Tensor, age: Tensor) -> Tensor:
         """Distance of the oldest step that a step attends to."""
         reach = known.clamp(max=self.window - 1)
@@ -150,7 +144,7 @@ class Elmur(SequenceCore):
         reach, phase = self.reach(known, age), age % self.segment
         complete = (phase == self.segment - 1)[:, None, None]
         caches = zip(state["key"].unbind(1), state["value"].unbind(1), strict=True)
-        value, pairs, sums, memories, xs = self.inputs(u), [], [], [], []
+        value, pairs, sums, memories, xs = self.enter(u), [], [], [], []
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             attended, pair = layer.attention.step(layer.norm(value), cache, reach)
             pairs.append(pair)
@@ -209,7 +203,7 @@ class Elmur(SequenceCore):
         cuts = pieces.taken, pieces.begins, pieces.ends, writes[:, :-1]
         places = torch.arange(self.segment, device=u.device)
         nothing = self.memories[0].nothing(len(u))
-        value, pairs, sums, memories, xs = self.inputs(u), [], [], [], []
+        value, pairs, sums, memories, xs = self.enter(u), [], [], [], []
         caches = zip(state["key"].unbind(1), state["value"].unbind(1), strict=True)
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
             cache = tuple(part.to(value.dtype) for part in cache)

@@ -152,7 +152,7 @@ class ElmurRoll:
         writes = (self.writes + crossed).flatten()
         border, turn = divmod(self.taken - 1, core.segment)
         rows = self.rows[turn]  # the starts that this step completes a segment of
-        value, news, xs = core.inputs(u).unflatten(0, (-1, self.last)), [], []
+        value, news, xs = core.enter(u).unflatten(0, (-1, self.last)), [], []
         for number, (layer, shared, own, read) in enumerate(
             zip(core.layers, self.shared, self.own, self.reads, strict=True)
         ):

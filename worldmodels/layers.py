@@ -90,6 +90,19 @@ class Dense(nn.Sequential):
         super().__init__(Linear(inputs, outputs), RMSNorm(outputs, silu=True))
 
 
+class Enter(Dense):
+    """Dense on u = (z, action), (..., Z + A); actions are divided by max(1, |a|) (DreamerV3)."""
+
+    def __init__(self, z: int, action: int, outputs: int):
+        super().__init__(z + action, outputs)
+        self.widths = (z, action)
+
+    def forward(self, u: Tensor) -> Tensor:
+        z, action = u.split(self.widths, -1)
+        action = action / action.detach().abs().clamp(min=1)
+        return super().forward(torch.cat([z, action], -1))
+
+
 class MLP(nn.Sequential):
     """`layers` Dense blocks of one width, then a linear output when `outputs` is given."""
 

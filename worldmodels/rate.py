@@ -31,7 +31,7 @@ from torch import Tensor, nn
 
 from worldmodels.attention import Pair, clean
 from worldmodels.core import SequenceCore, State
-from worldmodels.layers import Dense, RMSNorm
+from worldmodels.layers import Enter, RMSNorm
 from worldmodels.memory_attention import Group, MemoryAttention
 from worldmodels.pieces import Pieces, take
 from worldmodels.rate_roll import RateRoll
@@ -77,7 +77,6 @@ class Rate(SequenceCore):
         tokens: memory tokens m. The words are those of `RateConfig`.
         """
         super().__init__()
-        self.split = (z, action)
         self.heads, self.window, self.segment, self.tokens = heads, window, segment, tokens
         self.grain = math.lcm(window, segment)
         self.cut, self.provisional = attend == "segment", x == "provisional"
@@ -85,7 +84,7 @@ class Rate(SequenceCore):
         # Steps before the current one that any token sees: a write sees its whole segment.
         self.kept = max(window, segment) - 1
         self.out, self.hidden = width, tokens * width + width
-        self.enter = Dense(z + action, width)
+        self.enter = Enter(z, action, width)
         self.blocks = nn.ModuleList(Layer(width, heads, window, ffn) for _ in range(layers))
         self.leave = RMSNorm(width)
         self.valve = make_valve(valve, width, heads)
@@ -106,11 +105,6 @@ class Rate(SequenceCore):
             "age": known if age is None else age.to(known),
             "known": known,
         }
-
-    def inputs(self, u: Tensor) -> Tensor:
-        z, action = u.split(self.split, -1)
-        action = action / action.detach().abs().clamp(min=1)
-        return self.enter(torch.cat([z, action], -1))
 
     def reaches(self, age: Tensor, known: Tensor) -> tuple[Tensor, Tensor]:
         """Distance of the oldest step seen by a step, and by a write after it: `age` steps into
@@ -228,7 +222,7 @@ class Rate(SequenceCore):
         complete = self.complete(age)
         writes = int(self.provisional or bool(complete.any()))
         masks = self.masks(near, torch.zeros_like(far)[:, :writes], far[:, :writes])
-        value, biases = self.inputs(u)[:, None], self.biases(1, writes)
+        value, biases = self.enter(u)[:, None], self.biases(1, writes)
         h, new, pairs = self.run(value, memory, self.caches(state), biases, masks)
         if writes:
             memory = self.commit(complete, new[:, 0], memory)
@@ -250,7 +244,7 @@ class Rate(SequenceCore):
             at = torch.arange(self.segment, device=u.device).expand_as(far)
         reaches = near, at, far.gather(2, at)
         masks = self.masks(*(part.flatten(0, 1) for part in reaches)).unflatten(0, near.shape[:2])
-        value, complete = pieces.pack(self.inputs(u)), pieces.pack(self.complete(age)).any(2)
+        value, complete = pieces.pack(self.enter(u)), pieces.pack(self.complete(age)).any(2)
         reset = pieces.pack(is_first)[..., :1, None]
         biases, caches = self.biases(self.segment, at.shape[2]), self.caches(state)
         shift = torch.arange(self.kept, device=u.device)

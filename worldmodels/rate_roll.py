@@ -78,7 +78,7 @@ class RateRoll:
         near, far = core.reaches(age, self.known + self.taken)
         past, mine = self.seen(near, self.back, 0)
         distance = torch.arange(self.taken - 1, -1, -1, device=u.device)
-        value = self.fold(core.inputs(u).unflatten(0, (-1, self.last)))[:, :, None]
+        value = self.fold(core.enter(u).unflatten(0, (-1, self.last)))[:, :, None]
         owned = []
         layers = zip(core.blocks, self.shared, self.lead, self.own, strict=True)
         for block, shared, lead, own in layers:

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from worldmodels.attention import CrossAttention, Pair, append, clean
 from worldmodels.attention_loop import LoopWindow
 from worldmodels.core import SequenceCore, State
-from worldmodels.layers import Dense, Linear, RMSNorm, init_weight
+from worldmodels.layers import Enter, Linear, RMSNorm, init_weight
 from worldmodels.products import LoopProduct
 from worldmodels.transformer import Block, since_first
 
@@ -95,12 +95,11 @@ class RLT(SequenceCore):
                 f"rlt.feedback {feedback} must not be negative, and rlt.layers_dec {layers_dec} "
                 f"must be at least 1"
             )
-        self.split = (z, action)
         self.out = self.hidden = width
         self.heads, self.window, self.window_enc = heads, window, window_enc
         self.grain = math.lcm(window, window_enc)
         self.alpha, self.feedback = alpha, feedback
-        self.enter = Dense(z + action, width)
+        self.enter = Enter(z, action, width)
         self.encoder = nn.ModuleList(
             Block(width, heads, window_enc, ffn) for _ in range(layers_enc)
         )
@@ -133,11 +132,6 @@ class RLT(SequenceCore):
         if self.feedback:
             state["s"] = self.start.expand(batch, -1)
         return {**state, "known": zeros, "age": zeros if age is None else age.to(zeros)}
-
-    def inputs(self, u: Tensor) -> Tensor:
-        z, action = u.split(self.split, -1)
-        action = action / action.detach().abs().clamp(min=1)
-        return self.enter(torch.cat([z, action], -1))
 
     def remember(self, encoded: Tensor) -> Pair:
         """Keys and values (..., H, d) of the encoder memory, finite, for e (..., D)."""
@@ -176,7 +170,7 @@ class RLT(SequenceCore):
             if self.feedback:
                 s = torch.where(is_first[:, None], self.start, s)
         near, far = self.reaches(known)
-        value, encoder, decoder = self.inputs(u), [], []
+        value, encoder, decoder = self.enter(u), [], []
         *caches, memory = unpacked(state["encoder"])
         for block, cache in zip(self.encoder, caches, strict=True):
             attended, pair = block.attention.step(block.norm(value), cache, far)
@@ -204,7 +198,7 @@ class RLT(SequenceCore):
         length = u.shape[1]
         known, age = (since_first(is_first, state[name]) for name in ("known", "age"))
         near, far = self.reaches(known)
-        value, encoder = self.inputs(u), []
+        value, encoder = self.enter(u), []
         *caches, memory = unpacked(state["encoder"])
         for block, cache in zip(self.encoder, caches, strict=True):
             attended, pair = block.attention.scan(block.norm(value), cache, far)
@@ -305,7 +299,7 @@ class RLTRoll:
         core = self.core
         self.taken += 1
         near, far = core.reaches(self.known + self.taken)
-        value = core.inputs(u).unflatten(0, (-1, self.last))
+        value = core.enter(u).unflatten(0, (-1, self.last))
         for block, windows in zip(core.encoder, self.encoder, strict=True):
             value = block.add(value, block.attention.imagine(block.norm(value), *windows, far))
         self.memory[1].append(core.remember(value))

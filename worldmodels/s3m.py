@@ -24,7 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from worldmodels.core import SequenceCore, State
-from worldmodels.layers import Dense, Linear
+from worldmodels.layers import Enter, Linear
 from worldmodels.scan import diag_scan, diag_step, scan_flops
 
 
@@ -117,9 +117,8 @@ class S3M(SequenceCore):
         super().__init__()
         if state % blocks:
             raise ValueError(f"s3m.state {state} must be a multiple of s3m.blocks {blocks}")
-        self.split = (z, action)
         self.out, self.hidden = deter, layers * 2 * state
-        self.enter = Dense(z + action, width)
+        self.enter = Enter(z, action, width)
         self.layers = nn.ModuleList(
             SSM(width, state, blocks, discretisation, (dt_min, dt_max)) for _ in range(layers)
         )
@@ -138,16 +137,11 @@ class S3M(SequenceCore):
     def prepare(self) -> list[tuple[Tensor, Tensor, Tensor]]:
         return [layer.coefficients() for layer in self.layers]
 
-    def inputs(self, u: Tensor) -> Tensor:
-        z, action = u.split(self.split, -1)
-        action = action / action.detach().abs().clamp(min=1)
-        return self.enter(torch.cat([z, action], -1))
-
     def step(
         self, u: Tensor, is_first: Tensor | None, state: State, prepared: Any = None
     ) -> tuple[Tensor, Tensor, State]:
         prepared = prepared or self.prepare()
-        u, states = self.inputs(u), []
+        u, states = self.enter(u), []
         reset_value = self.reset_value()
         for index, (layer, (a, b, c)) in enumerate(zip(self.layers, prepared, strict=True)):
             drive = F.linear(u, b).to(self.zeros.dtype).unflatten(-1, (2, layer.state))
@@ -160,7 +154,7 @@ class S3M(SequenceCore):
     def scan(
         self, u: Tensor, is_first: Tensor, state: State, plan: Any = None
     ) -> tuple[Tensor, Tensor, State, State]:
-        u, states = self.inputs(u), []
+        u, states = self.enter(u), []
         reset_value = self.reset_value()
         for index, (layer, (a, b, c)) in enumerate(zip(self.layers, self.prepare(), strict=True)):
             drive = F.linear(u, b).to(self.zeros.dtype).unflatten(-1, (2, layer.state))

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from worldmodels.attention import Pair, WindowAttention
 from worldmodels.core import SequenceCore, State
-from worldmodels.layers import Dense, Linear, RMSNorm
+from worldmodels.layers import Enter, Linear, RMSNorm
 
 
 class FeedForward(nn.Sequential):
@@ -52,11 +52,10 @@ class Transformer(SequenceCore):
     ):
         """Widths: flat z, action, `width` of tokens and h, `ffn` inside the feed-forward."""
         super().__init__()
-        self.split = (z, action)
         self.out = self.hidden = width
         self.heads, self.window = heads, window
         self.grain = window
-        self.enter = Dense(z + action, width)
+        self.enter = Enter(z, action, width)
         self.blocks = nn.ModuleList(Block(width, heads, window, ffn) for _ in range(layers))
         self.leave = RMSNorm(width)
 
@@ -67,18 +66,13 @@ class Transformer(SequenceCore):
         known = torch.zeros(batch, device=weight.device, dtype=torch.int32)
         return {"key": zeros, "value": zeros, "known": known}
 
-    def inputs(self, u: Tensor) -> Tensor:
-        z, action = u.split(self.split, -1)
-        action = action / action.detach().abs().clamp(min=1)
-        return self.enter(torch.cat([z, action], -1))
-
     def step(
         self, u: Tensor, is_first: Tensor | None, state: State, prepared: Any = None
     ) -> tuple[Tensor, Tensor, State]:
         known = state["known"]
         if is_first is not None:
             known = torch.where(is_first, 0, known)
-        value, pairs = self.inputs(u), []
+        value, pairs = self.enter(u), []
         caches = zip(state["key"].unbind(1), state["value"].unbind(1), strict=True)
         for block, cache in zip(self.blocks, caches, strict=True):
             attended, pair = block.attention.step(block.norm(value), cache, known)
@@ -98,7 +92,7 @@ class Transformer(SequenceCore):
     ) -> tuple[Tensor, Tensor, State, State]:
         known = since_first(is_first, state["known"])
         reach = known.clamp(max=self.window - 1)
-        value, pairs = self.inputs(u), []
+        value, pairs = self.enter(u), []
         caches = zip(state["key"].unbind(1), state["value"].unbind(1), strict=True)
         for block, cache in zip(self.blocks, caches, strict=True):
             cache = tuple(part.to(value.dtype) for part in cache)
@@ -141,7 +135,7 @@ class TransformerRoll:
         core = self.core
         self.taken += 1
         reach = (self.known + self.taken).clamp(max=core.window - 1)
-        value = core.inputs(u).unflatten(0, (-1, self.last))
+        value = core.enter(u).unflatten(0, (-1, self.last))
         for block, shared, own in zip(core.blocks, self.shared, self.own, strict=True):
             attended = block.attention.imagine(block.norm(value), shared, own, reach)
             value = block.add(value, attended)
