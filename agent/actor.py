@@ -57,6 +57,16 @@ class Actor:
         action[obs["is_last"]] = 0
         return action
 
+    @torch.inference_mode()
+    def forget(self, ids: np.ndarray) -> None:
+        """Put the memory of the slots `ids` back to its initial value; counters, that is the age
+        and the phase of a segment, go on."""
+        rows = torch.as_tensor(ids, device=self.device)
+        start = self.update.world.core.initial(len(ids))
+        for key, value in self.carry["core"].items():
+            if value.is_floating_point():
+                self.carry["core"][key] = value.index_copy(0, rows, start[key])
+
     def put(self, into: Any, values: Any, rows: Tensor) -> None:
         if isinstance(into, dict):
             for key in into:

@@ -35,8 +35,13 @@ def interval(scores: list[float]) -> tuple[float, float | None]:
     return mean, t * float(np.std(scores, ddof=1)) / math.sqrt(count)
 
 
-def play(update: Any, pool: Any, episodes: int, seed: int, greedy: bool) -> list[dict[str, Any]]:
-    """Results of exactly `episodes` episodes: return, length, slot, seed."""
+def play(
+    update: Any, pool: Any, episodes: int, seed: int, greedy: bool, forget: int = 0
+) -> list[dict[str, Any]]:
+    """Results of exactly `episodes` episodes: return, length, slot, seed.
+
+    forget: the step of each episode at which the memory is put back to its initial value; 0: none.
+    """
     from agent.actor import Actor
 
     wanted = shares(episodes, pool.count)
@@ -45,6 +50,8 @@ def play(update: Any, pool: Any, episodes: int, seed: int, greedy: bool) -> list
     done: list[list[dict[str, Any]]] = [[] for _ in wanted]
     while sum(map(len, done)) < episodes:
         ids, obs = pool.recv()
+        if forget and (obs["age"] == forget).any():
+            actor.forget(ids[obs["age"] == forget])
         action = actor.act(ids, obs, greedy=greedy)
         returns[ids] += obs["reward"]
         lengths[ids] += ~obs["is_first"]
@@ -64,7 +71,7 @@ def play(update: Any, pool: Any, episodes: int, seed: int, greedy: bool) -> list
     return [result for slot in done for result in slot]
 
 
-def evaluate(folder: Path, episodes: int, slots: int) -> dict[str, Any]:
+def evaluate(folder: Path, episodes: int, slots: int, forget: int = 0) -> dict[str, Any]:
     """Load the newest checkpoint of a run and play; ValueError when there is none."""
     import torch
 
@@ -100,7 +107,7 @@ def evaluate(folder: Path, episodes: int, slots: int) -> dict[str, Any]:
             update = Update(config, pool.obs_space, pool.act_space)
             update.load_state_dict(parts["learner"]["model"])
             torch.set_num_threads(max(1, config.threads))
-            results = play(update, pool, episodes, config.seed, mode == "greedy")
+            results = play(update, pool, episodes, config.seed, mode == "greedy", forget)
         finally:
             pool.close()
         mean, half = interval([result["return"] for result in results])
@@ -119,11 +126,14 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--logdir", type=Path, required=True, help="folder of the run")
     parser.add_argument("--episodes", type=int, default=20, help="episodes in each mode")
     parser.add_argument("--slots", type=int, default=4, help="environments side by side")
+    parser.add_argument(
+        "--forget", type=int, default=0, help="step at which memory is made initial; 0: never"
+    )
     args = parser.parse_args(argv)
     if args.episodes < 1 or args.slots < 1:
         parser.error("--episodes and --slots must be at least 1")
     try:
-        result = evaluate(args.logdir, args.episodes, args.slots)
+        result = evaluate(args.logdir, args.episodes, args.slots, args.forget)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

@@ -1,0 +1,62 @@
+"""The actor's memory: what forgetting replaces, and when an evaluation asks for it."""
+
+import numpy as np
+import pytest
+import torch
+
+from agent.actor import Actor
+from agent.evaluate import play
+from agent.update import Update
+from envs.env import Space
+from worldmodels.cores import CORES
+
+OBS, ACT = {"vector": Space("vector", (3,))}, Space("discrete", (1,), (3,))
+
+
+@pytest.mark.parametrize("core", sorted(CORES))
+def test_forgetting_makes_the_memory_of_a_slot_initial_and_keeps_its_counters(tiny, core):
+    torch.manual_seed(0)
+    actor = Actor(Update(tiny("--core", core), OBS, ACT), 3, 0)
+    obs = {"vector": np.ones((3, 3), np.float32), "is_last": np.zeros(3, bool)}
+    for step in range(4):
+        actor.act(np.arange(3), {**obs, "is_first": np.full(3, step == 0)})
+    before = {key: value.clone() for key, value in actor.carry["core"].items()}
+    actor.forget(np.array([1]))
+    start = actor.update.world.core.initial(1)
+    changed = False
+    for key, value in actor.carry["core"].items():
+        assert torch.equal(value[[0, 2]], before[key][[0, 2]])
+        expected = start[key][0] if value.is_floating_point() else before[key][1]
+        assert torch.equal(value[1], expected)
+        changed |= not torch.equal(value[1], before[key][1])
+    assert changed
+
+
+class OneEpisode:
+    """A pool of one slot whose episodes last five steps."""
+
+    count = 1
+
+    def __init__(self):
+        self.age = -1
+
+    def recv(self):
+        self.age = (self.age + 1) % 6
+        flags = {"is_first": self.age == 0, "is_last": self.age == 5, "is_terminal": False}
+        numbers = {"age": self.age, "episode": 0, "reward": 0.0}
+        obs = {key: np.array([value]) for key, value in {**flags, **numbers}.items()}
+        return np.array([0]), {**obs, "vector": np.zeros((1, 3), np.float32)}
+
+    def send(self, ids, action):
+        pass
+
+    def seed_of(self, slot, episode):
+        return 0
+
+
+@pytest.mark.parametrize(("forget", "times"), [(0, 0), (3, 2)])
+def test_an_evaluation_forgets_once_an_episode_when_asked(tiny, monkeypatch, forget, times):
+    ids = []
+    monkeypatch.setattr(Actor, "forget", lambda self, rows: ids.append(rows.tolist()))
+    play(Update(tiny(), OBS, ACT), OneEpisode(), 2, 0, True, forget)
+    assert ids == [[0]] * times
