@@ -177,7 +177,7 @@ def test_one_step_by_hand():
     # With blocks that add nothing y_t is e_t + alpha * sigmoid(W_g [e_t; r] + b_g) * (W_s r).
     gate_s, write = core.read.weight.chunk(2)
     for t in range(2):
-        e = core.inputs(u[:, t])
+        e = core.enter(u[:, t])
         r = rms(s) * core.register_norm.weight
         gate = torch.sigmoid(e @ core.gate.weight.T + core.gate.bias + r @ gate_s.T)
         s = e + 0.7 * gate * (r @ write.T)
