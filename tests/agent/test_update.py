@@ -220,7 +220,7 @@ def test_value_of_a_constant_reward_under_a_time_limit(truncation, updates, atol
 @pytest.mark.slow
 @pytest.mark.parametrize("core", ["gru", "s3m"])
 def test_a_compiled_update_is_the_plain_one_and_is_compiled_once(tiny, core):
-    config = tiny("--core", core)
+    config = replace_flat(tiny("--core", core), {"behaviour.horizon": 2})
     metrics = []
     for compiled in (False, True):
         learner = Learner(make(config), 0, "float32", compiled)
@@ -231,7 +231,8 @@ def test_a_compiled_update_is_the_plain_one_and_is_compiled_once(tiny, core):
         assert torch._dynamo.utils.counters["frames"]["total"] == count
         assert isinstance(learner.forward, Compiled) == compiled
     assert count > 0
-    torch.testing.assert_close(*metrics, atol=1e-4, rtol=1e-3)
+    # Ages that no step has give a norm of NaN.
+    torch.testing.assert_close(*metrics, atol=1e-4, rtol=1e-3, equal_nan=True)
 
 
 def test_an_update_that_cannot_be_compiled_goes_on_without(tiny, monkeypatch, caplog):
