@@ -41,6 +41,8 @@ class GRU(SequenceCore):
         self.from_h = Dense(deter, hidden)
         self.from_z = Dense(z, hidden)
         self.from_a = Dense(action, hidden)
+        for layer in (self.from_h, self.from_z, self.from_a):
+            torch.nn.init.normal_(layer[0].bias, std=0.1)  # as that of `Enter`
         # W in two tensors: a slice taken in the loop would have a gradient of the whole, each step.
         self.mix_u = Linear(2 * hidden, deter)
         self.mix_h = torch.nn.Linear(hidden, deter, bias=False)

@@ -91,11 +91,16 @@ class Dense(nn.Sequential):
 
 
 class Enter(Dense):
-    """Dense on u = (z, action), (..., Z + A); actions are divided by max(1, |a|) (DreamerV3)."""
+    """Dense on u = (z, action), (..., Z + A); actions are divided by max(1, |a|) (DreamerV3).
+
+    The bias is not zero at the start: an episode's first input is, and a chain of norms of zeros
+    would multiply its gradient by 1/sqrt(eps) each.
+    """
 
     def __init__(self, z: int, action: int, outputs: int):
         super().__init__(z + action, outputs)
         self.widths = (z, action)
+        nn.init.normal_(self[0].bias, std=0.1)
 
     def forward(self, u: Tensor) -> Tensor:
         z, action = u.split(self.widths, -1)

@@ -14,6 +14,7 @@ from agent.update import Update
 from configs.load import replace_flat, resolve
 from envs.env import Space
 from envs.testing import ConstantReward
+from worldmodels.cores import CORES
 
 OBS = {"vector": Space("vector", (3,))}
 DISCRETE, BOX = Space("discrete", (2,), (3, 2)), Space("vector", (2,))
@@ -215,6 +216,16 @@ def test_value_of_a_constant_reward_under_a_time_limit(truncation, updates, atol
     left = torch.arange(20, 0, -1)
     expected = 10 * torch.ones(20) if truncation == "bootstrap" else 10 * (1 - 0.9**left)
     torch.testing.assert_close(value, expected, rtol=0.05, atol=atol)
+
+
+@pytest.mark.parametrize("core", sorted(CORES))
+def test_the_first_step_of_a_row_does_not_outweigh_all_others(core):
+    torch.manual_seed(0)
+    update = Update(resolve(["--core", core, "--size", "1m", "--device", "cpu"]), OBS, DISCRETE)
+    batch = fake_batch(update, 2, 16)
+    update(batch, update.noise(2, 16, seeding.generator(0, "test")))[0].backward()
+    norms = {name: p.grad.norm() for name, p in update.trainable() if p.grad is not None}
+    assert max(norms.values()) < 1e4, max(norms, key=norms.get)
 
 
 @pytest.mark.slow
