@@ -35,20 +35,12 @@ from worldmodels.layers import Enter, RMSNorm
 from worldmodels.memory_attention import Group, MemoryAttention
 from worldmodels.pieces import Pieces, take
 from worldmodels.rate_roll import RateRoll
-from worldmodels.transformer import FeedForward, since_first
+from worldmodels.transformer import Block, since_first
 from worldmodels.valve import make_valve
 
 
-class Layer(nn.Module):
-    def __init__(self, width: int, heads: int, window: int, hidden: int):
-        super().__init__()
-        self.norm = RMSNorm(width)
-        self.attention = MemoryAttention(width, heads, window)
-        self.feed = FeedForward(width, hidden)
-
-    def add(self, value: Tensor, attended: Tensor) -> Tensor:
-        value = value + attended
-        return value + self.feed(value)
+class Layer(Block):
+    kind = MemoryAttention
 
 
 class Rate(SequenceCore):

@@ -25,10 +25,12 @@ class FeedForward(nn.Sequential):
 
 
 class Block(nn.Module):
+    kind: type[WindowAttention] = WindowAttention
+
     def __init__(self, width: int, heads: int, window: int, hidden: int):
         super().__init__()
         self.norm = RMSNorm(width)
-        self.attention = WindowAttention(width, heads, window)
+        self.attention = self.kind(width, heads, window)
         self.feed = FeedForward(width, hidden)
 
     def add(self, value: Tensor, attended: Tensor) -> Tensor:
