@@ -138,20 +138,15 @@ class FromDmEnv:
     """A dm_env environment with one array, or a flat dict of arrays, as observation.
 
     `reseed(env, seed)` makes the next reset a function of the seed and returns the environment to
-    use (often the same). discount 0 at the last step is terminal, anything else a truncation.
+    use (often the same). discount 0 at the last step is terminal, anything else a truncation; so is
+    an error of the kinds `diverged`. `repeat`: simulator steps per action, observed once.
     """
 
-    def __init__(self, env: Any, reseed: Any):
-        self.env, self.reseed = env, reseed
-        spec = env.observation_spec()
-        self.named = isinstance(spec, dict)
-        specs = spec if self.named else {"": spec}
-        self.obs_space = {}
-        for key, part in specs.items():
-            image = part.dtype == np.uint8 and len(part.shape) == 3
-            shape = tuple(part.shape) if image else (int(np.prod(part.shape)),)
-            kind = "image" if image else "vector"
-            self.obs_space[key or kind] = Space(kind, shape)
+    diverged: tuple[type[Exception], ...] = ()
+
+    def __init__(self, env: Any, reseed: Any, repeat: int = 1):
+        self.env, self.reseed, self.repeat = env, reseed, repeat
+        self.obs_space = self.find_spaces()
         act = env.action_spec()
         if hasattr(act, "num_values"):
             self.act_space = Space("discrete", (1,), (int(act.num_values),))
@@ -163,22 +158,43 @@ class FromDmEnv:
                 np.broadcast_to(low, act.shape), np.broadcast_to(high, act.shape), dtype=act.dtype
             )
         self.done = True
+        self.latest: dict[str, np.ndarray] = {}
+
+    def find_spaces(self) -> dict[str, Space]:
+        spec = self.env.observation_spec()
+        self.named = isinstance(spec, dict)
+        out = {}
+        for key, part in (spec if self.named else {"": spec}).items():
+            image = part.dtype == np.uint8 and len(part.shape) == 3
+            shape = tuple(part.shape) if image else (int(np.prod(part.shape)),)
+            kind = "image" if image else "vector"
+            out[key or kind] = Space(kind, shape)
+        return out
 
     def reset(self, seed: int) -> Step:
         self.env = self.reseed(self.env, int(seed))
         self.done = False
-        return steps.first(self.observation(self.env.reset().observation))
+        self.latest = self.observation(self.env.reset().observation)
+        return steps.first(self.latest)
 
     def step(self, action: np.ndarray) -> Step:
         assert not self.done, "step after is_last: reset first"
         discrete = self.act_space.kind == "discrete"
-        timestep = self.env.step(int(action[0]) if discrete else rescale(action, self.box))
-        self.done = timestep.last()
+        told = int(action[0]) if discrete else rescale(action, self.box)
+        reward, taken, ended = 0.0, 0, False
+        try:
+            while taken < self.repeat and not self.done:
+                timestep = self.env.step(told)
+                taken += 1
+                reward += float(np.asarray(timestep.reward or 0.0).item())
+                self.done = timestep.last()
+            ended = self.done and timestep.discount == 0
+            self.latest = self.observation(timestep.observation)
+        except self.diverged:
+            self.done, taken = True, taken + 1
+            self.latest = {key: value.copy() for key, value in self.latest.items()}
         return steps.flagged(
-            self.observation(timestep.observation),
-            timestep.reward or 0.0,
-            is_last=self.done,
-            is_terminal=self.done and timestep.discount == 0,
+            self.latest, reward, is_last=self.done, is_terminal=ended, env_steps=taken
         )
 
     def observation(self, obs: Any) -> dict[str, np.ndarray]:

@@ -3,6 +3,9 @@
 An episode of N actions gives N + 1 steps. The reward of a step arrived with its observation; the
 action of a step is chosen after seeing it. `is_last` closes an episode for any reason,
 `is_terminal` because the task itself ended: truncation is `is_last and not is_terminal`.
+`env_steps` counts the simulator steps since the record before it: what an action repeat made of one
+action, none at a reset. Names that begin with `log/` are numbers for the run's records, summed over
+the episode so far; the agent does not see them.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import numpy as np
 
 Step = dict[str, Any]
 DTYPES = {"image": np.uint8, "vector": np.float32, "discrete": np.int32}
-FLAGS = ("reward", "is_first", "is_last", "is_terminal")
+FLAGS = ("reward", "is_first", "is_last", "is_terminal", "env_steps")
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Env(Protocol):
 
 
 def first(obs: dict[str, np.ndarray]) -> Step:
-    return flagged(obs, 0.0, is_first=True)
+    return flagged(obs, 0.0, is_first=True, env_steps=0)
 
 
 def middle(obs: dict[str, np.ndarray], reward: float) -> Step:
@@ -72,6 +75,7 @@ def flagged(
     is_first: bool = False,
     is_last: bool = False,
     is_terminal: bool = False,
+    env_steps: int = 1,
 ) -> Step:
     return {
         **obs,
@@ -80,6 +84,7 @@ def flagged(
         "is_first": is_first,
         "is_last": is_last,
         "is_terminal": is_terminal,
+        "env_steps": env_steps,
     }
 
 

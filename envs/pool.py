@@ -246,6 +246,7 @@ class EnvPool:
         self.actions: list[list[np.ndarray]] = [[] for _ in range(count)]
         self.last: list[Step | None] = [None] * count
         self.rerunning: set[int] = set()
+        self.early: dict[int, Step] = {}  # steps that `settle` waited for, not yet received
         self.waiting: list[int] = []  # slots received and not yet answered
         self.slots: list[Any] = []
         # Before multiprocessing's own exit handler, which waits for workers that wait for us.
@@ -286,7 +287,7 @@ class EnvPool:
         assert not self.waiting, f"slots {self.waiting} have not been answered: send first"
         self.tick = max(self.tick, min(self.due))
         ids = [index for index in range(self.count) if self.due[index] <= self.tick]
-        records = [self.collect(index) for index in ids]
+        records = [self.early.pop(index, None) or self.collect(index) for index in ids]
         self.tick += 1
         for index, record in zip(ids, records, strict=True):
             self.last[index] = record
@@ -316,6 +317,14 @@ class EnvPool:
             # Nothing of this episode was seen: the next one takes its place.
             self.episode[index] += 1
             self.begin_episode(index)
+
+    def settle(self) -> list[Step]:
+        """Between `send` and `recv`: wait for all that is under way; `recv` returns it later."""
+        assert not self.waiting, f"slots {self.waiting} have not been answered: send first"
+        for index in range(self.count):
+            if index not in self.early:
+                self.early[index] = self.collect(index)
+        return list(self.early.values())
 
     def count_restart(self, index: int, why: str) -> None:
         now = time.monotonic()
@@ -404,7 +413,9 @@ class EnvPool:
             return None
         obs = {key: np.asarray(record[key], s.dtype) for key, s in self.obs_space.items()}
         flags = {key: bool(record[key]) for key in ("is_first", "is_last", "is_terminal")}
-        return {**obs, "reward": np.float32(record["reward"]), **flags}
+        logged = {key: np.float64(record[key]) for key in record if key.startswith("log/")}
+        numbers = {"reward": np.float32(record["reward"]), "env_steps": int(record["env_steps"])}
+        return {**obs, **flags, **numbers, **logged}
 
     def close(self) -> None:
         atexit.unregister(self.close)
@@ -414,11 +425,12 @@ class EnvPool:
 
 
 def closed(record: Step) -> Step:
-    """The record as the end of a cut episode: truncated, without reward."""
+    """The record as the end of a cut episode: truncated, without reward or simulator steps."""
     return {
         **record,
         "reward": np.float32(0),
         "is_first": False,
         "is_last": True,
         "is_terminal": False,
+        "env_steps": 0,
     }

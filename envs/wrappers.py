@@ -25,20 +25,21 @@ class Wrapper:
 
 
 class ActionRepeat(Wrapper):
-    """Each action `repeat` times, rewards summed, cut at the end of the episode."""
+    """Each action `repeat` times, rewards and `env_steps` summed, cut at the episode's end."""
 
     def __init__(self, env: Env, repeat: int):
         super().__init__(env)
         self.repeat = repeat
 
     def step(self, action: np.ndarray) -> Step:
-        total = 0.0
+        total, env_steps = 0.0, 0
         for _ in range(self.repeat):
             step: dict[str, Any] = self.env.step(action)
             total += float(step["reward"])
+            env_steps += step["env_steps"]
             if step["is_last"]:
                 break
-        return {**step, "reward": np.float32(total)}
+        return {**step, "reward": np.float32(total), "env_steps": env_steps}
 
 
 class TimeLimit(Wrapper):

@@ -105,6 +105,7 @@ def test_a_batch_has_the_types_of_the_spaces(pool_of, processes):
         "is_first": ((2,), "bool"),
         "is_last": ((2,), "bool"),
         "is_terminal": ((2,), "bool"),
+        "env_steps": ((2,), "int64"),
         "age": ((2,), "int32"),
         "episode": ((2,), "int32"),
     }
