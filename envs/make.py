@@ -1,4 +1,7 @@
-"""Tasks by name: `<suite>_<name>`. A new suite is one entry of SUITES (README.md)."""
+"""Tasks by name: `<suite>_<name>`, or `<module>:<callable>` for what lives elsewhere.
+
+A new suite is one entry of SUITES (README.md).
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from envs import table
 from envs.env import Env
 from envs.wrappers import ActionRepeat, TimeLimit, TruncationAsTerminal
 
@@ -19,12 +23,41 @@ def make_memory_maze(name: str) -> Env:
     return MemoryMaze(name)
 
 
-def check_memory_maze(name: str) -> None:
-    from envs.memory_maze import SIZES
+def make_dmc(name: str, repeat: int) -> Env:
+    from envs.dmc import DMC
 
-    if name not in SIZES:
-        raise unknown("memory_maze", name, SIZES)
-    require("memory_maze")
+    return DMC(name, repeat)
+
+
+def make_dmc_vision(name: str, repeat: int) -> Env:
+    from envs.dmc import DMCVision
+
+    return DMCVision(name, repeat)
+
+
+def make_atari(name: str, repeat: int) -> Env:
+    from envs.atari import Atari
+
+    return Atari(name, repeat, small=False)
+
+
+def make_atari100k(name: str, repeat: int) -> Env:
+    from envs.atari import Atari
+
+    return Atari(name, repeat, small=True)
+
+
+def make_popgym(name: str) -> Env:
+    from envs import popgym
+
+    return popgym.build(name)
+
+
+def check_popgym(name: str) -> None:
+    check_name("popgym", name)
+    require("popgym")
+    if name.startswith("Labyrinth"):
+        require("popgym", "mazelib")
 
 
 def make_gym(name: str) -> Env:
@@ -57,13 +90,13 @@ def make_bsuite(name: str) -> Env:
 
 
 def check_bsuite(name: str) -> None:
-    require("bsuite")
     from envs import bsuite
 
-    if bsuite.memory_length(name) is None and name not in bsuite.names():
-        if name.startswith("mnist"):
-            raise ValueError(f"--task bsuite_{name}: mnist needs a download and is not offered")
-        raise unknown("bsuite", name, [*bsuite.names(), "memory_len_L30"], listed=False)
+    if name.startswith("mnist"):
+        raise ValueError(f"--task bsuite_{name}: mnist needs a download and is not offered")
+    if bsuite.memory_length(name) is None:
+        check_name("bsuite", name, "memory_len_L30")
+    require("bsuite")
 
 
 def make_tmaze(name: str) -> Env:
@@ -90,6 +123,18 @@ def check_test(name: str) -> None:
         raise unknown("test", name, list(TESTS))
 
 
+def make_plugin(task: str) -> Env:
+    from envs import plugin
+
+    return plugin.build(task)
+
+
+def check_plugin(task: str) -> None:
+    from envs import plugin
+
+    plugin.find(task)
+
+
 def unknown(suite: str, name: str, known: Sequence[str], listed: bool = True) -> ValueError:
     """The error for a name that `suite` does not have, with the nearest that it has."""
     close = difflib.get_close_matches(name, known, 1, 0.4)
@@ -98,38 +143,81 @@ def unknown(suite: str, name: str, known: Sequence[str], listed: bool = True) ->
     return ValueError(f"--task {suite}_{name}: suite {suite} has no {name!r}{has}{hint}")
 
 
-def require(suite: str) -> None:
-    """ValueError with the line to type when the package of `suite` is missing."""
-    if suite not in sys.modules and importlib.util.find_spec(suite) is None:
-        raise ValueError(f"{suite} is not installed: pip install -e '.[{suite}]'")
+def check_name(suite: str, name: str, *more: str) -> None:
+    """ValueError unless the table has `name`; `more`: what else a typing error may have meant."""
+    known = [*table.names(suite), *more]
+    if name not in table.names(suite):
+        raise unknown(suite, name, known, listed=len(known) < 30)
+
+
+# The package of a suite, and the extra of setup.cfg that brings it.
+PACKAGES = {
+    "memory_maze": ("memory_maze", "memory-maze"),
+    "dmc": ("dm_control", "dmc"),
+    "dmc_vision": ("dm_control", "dmc"),
+    "atari": ("ale_py", "atari"),
+    "atari100k": ("ale_py", "atari"),
+    "popgym": ("popgym", "popgym"),
+    "bsuite": ("bsuite", "bsuite"),
+}
+
+
+def require(suite: str, package: str = "") -> None:
+    """ValueError with the line to type when the package of `suite`, or another, is missing."""
+    usual, extra = PACKAGES[suite]
+    package = package or usual
+    if package not in sys.modules and importlib.util.find_spec(package) is None:
+        raise ValueError(f"{package} is not installed: pip install -e '.[{extra}]'")
+
+
+def from_table(suite: str) -> Callable[[str], None]:
+    """The check of a suite whose names are those of the table."""
+
+    def check(name: str) -> None:
+        check_name(suite, name)
+        require(suite)
+
+    return check
 
 
 @dataclass(frozen=True)
 class Suite:
     """`make(name)` builds, `check(name)` raises ValueError for an unknown name without building.
 
-    `cheap`: a step costs less than a message to another process. `apart`: names that need a process
-    all the same. `reset_ticks`: steps of the other environments that a reset may take (pool.py).
+    `repeats`: `make(name, repeat)` applies the action repeat itself, because every observation
+    costs, or the last two are merged; elsewhere a wrapper does. `cheap`: a step costs less than a
+    message to another process. `apart`: names that need a process all the same. `reset_ticks`:
+    steps of the other environments that a reset may take (pool.py).
     """
 
-    make: Callable[[str], Env]
+    make: Callable[..., Env]
     check: Callable[[str], None]
+    repeats: bool = False
     cheap: bool = True
     apart: tuple[str, ...] = ()
     reset_ticks: int = 0
 
 
 SUITES = {
-    "memory_maze": Suite(make_memory_maze, check_memory_maze, cheap=False, reset_ticks=64),
+    "memory_maze": Suite(make_memory_maze, from_table("memory_maze"), cheap=False, reset_ticks=64),
+    "dmc": Suite(make_dmc, from_table("dmc"), repeats=True, apart=("quadruped_escape",)),
+    "dmc_vision": Suite(make_dmc_vision, from_table("dmc_vision"), repeats=True, cheap=False),
+    "atari": Suite(make_atari, from_table("atari"), repeats=True, cheap=False),
+    "atari100k": Suite(make_atari100k, from_table("atari100k"), repeats=True, cheap=False),
+    "popgym": Suite(make_popgym, check_popgym),
     "gym": Suite(make_gym, check_gym),
     "bsuite": Suite(make_bsuite, check_bsuite),
     "tmaze": Suite(make_tmaze, check_tmaze),
     "test": Suite(make_test, check_test, apart=("exit", "hang")),
 }
+PLUGIN = Suite(make_plugin, check_plugin, cheap=False)
 
 
 def split(task: str) -> tuple[Suite, str]:
     """The suite whose name begins the task's, and the rest. ValueError when there is none."""
+    # gymnasium too knows names of the form module:id.
+    if ":" in task and not task.startswith("gym_"):
+        return PLUGIN, task
     for name in sorted(SUITES, key=len, reverse=True):
         if task.startswith(name + "_"):
             return SUITES[name], task[len(name) + 1 :]
@@ -137,7 +225,9 @@ def split(task: str) -> tuple[Suite, str]:
     close = difflib.get_close_matches(task[: max(map(len, SUITES))], SUITES, 1, 0.4)
     close = close or difflib.get_close_matches(head, SUITES, 1, 0.4)
     hint = f"; did you mean {close[0]}_...?" if close else ""
-    raise ValueError(f"--task {task}: no such suite; known: {', '.join(SUITES)}{hint}")
+    raise ValueError(
+        f"--task {task}: no such suite; known: {', '.join(SUITES)}, or module:callable{hint}"
+    )
 
 
 def check_task(task: str) -> None:
@@ -155,8 +245,8 @@ def make_env(
     """
     check_task(task)
     suite, name = split(task)
-    env = suite.make(name)
-    if repeat > 1:
+    env = suite.make(name, repeat) if suite.repeats else suite.make(name)
+    if repeat > 1 and not suite.repeats:
         env = ActionRepeat(env, repeat)
     if time_limit:
         env = TimeLimit(env, time_limit)

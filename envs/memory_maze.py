@@ -11,15 +11,32 @@ import contextlib
 import importlib
 import importlib.util
 import logging
-import os
 import sys
 import types
 from typing import Any
 
 from envs.adapters import FromDmEnv
-from envs.env import Step, truncated
+from envs.rendering import choose_backend
 
 SIZES = ("9x9", "11x11", "13x13", "15x15")
+# The package's sixteen variants: the one without a name, and these.
+VARIANTS = (
+    *("vis", "hd", "top", "extraobs", "extraobs_vis", "extraobs_top", "oracle", "oracle_top"),
+    *("oracle_extraobs", "hifreq", "hifreq_vis", "hifreq_hd", "6cl", "6cl_top", "6cl_extraobs"),
+)
+NAMES = tuple(
+    f"{size}_{variant}" if variant else size for size in SIZES for variant in ("", *VARIANTS)
+)
+SETTINGS: dict[str, dict[str, Any]] = {
+    "vis": {"good_visibility": True},
+    "hd": {"camera_resolution": 256},
+    "top": {"camera_resolution": 256, "top_camera": True},
+    "extraobs": {"global_observables": True, "image_only_obs": False},
+    # The path is found in the global observables; they are seen only where asked for.
+    "oracle": {"global_observables": True, "show_path": True},
+    "hifreq": {"control_freq": 40},
+    "6cl": {"randomize_colors": True},
+}
 
 
 def load_tasks() -> Any:
@@ -72,16 +89,20 @@ def one_wall_texture(tasks: Any) -> Any:
         tasks.labmaze_textures = real
 
 
-def build(size: str, seed: int, patched: bool = True) -> Any:
-    """The dm_control environment, images only. ImportError when the package is missing."""
-    os.environ.setdefault("MUJOCO_GL", "egl")
+def build(name: str, seed: int, patched: bool = True) -> Any:
+    """The dm_control environment of one of NAMES. ImportError when the package is missing."""
+    choose_backend()
     logging.getLogger("absl").setLevel(logging.ERROR)
     tasks = load_tasks()
+    size, *variants = name.split("_")
+    settings: dict[str, Any] = {"seed": seed, "image_only_obs": True}
+    for variant in variants:
+        settings.update(SETTINGS[variant])
     make = getattr(tasks, f"memory_maze_{size}")
     if not patched:
-        return make(seed=seed, image_only_obs=True)
+        return make(**settings)
     with one_wall_texture(tasks):
-        env = make(seed=seed, image_only_obs=True)
+        env = make(**settings)
     for target in env.task._targets:
         target._update_activation = types.MethodType(update_activation, target)
     return env
@@ -113,24 +134,16 @@ def reseed(env: Any, seed: int) -> Any:
 
 
 class MemoryMaze(FromDmEnv):
-    """image (64, 64, 3); 6 actions; 1000, 2000, 3000 or 4000 of them, then a truncation."""
+    """image (64, 64, 3); 6 actions; 1000, 2000, 3000 or 4000 of them, then a truncation.
 
-    def __init__(self, size: str, patched: bool = True):
-        super().__init__(build(size, 0, patched), reseed)
+    The variants differ as in the package: `vis` targets that are seen from afar, `hd` 256 pixels,
+    `top` seen from above, `extraobs` with vectors of positions, directions and the layout, `oracle`
+    with the shortest path drawn, `hifreq` with ten times the steps, `6cl` six colours.
+    """
+
+    def __init__(self, name: str, patched: bool = True):
+        env = build(name, 0, patched)
         from dm_control.rl.control import PhysicsError
 
-        self.diverged = PhysicsError
-        self.latest: Step = {}
-
-    def reset(self, seed: int) -> Step:
-        self.latest = super().reset(seed)
-        return dict(self.latest)
-
-    def step(self, action: Any) -> Step:
-        try:
-            self.latest = super().step(action)
-        except self.diverged:
-            self.done = True
-            obs = {key: self.latest[key].copy() for key in self.obs_space}
-            self.latest = truncated(obs, 0.0)
-        return dict(self.latest)
+        self.diverged = (PhysicsError,)
+        super().__init__(env, reseed)

@@ -44,7 +44,7 @@ def pick_backend() -> str:
     A value that is already set is the only one tried. Raises RuntimeError with the line to type.
     """
     if importlib.util.find_spec("mujoco") is None:
-        raise RuntimeError("mujoco is not installed: pip install -e '.[memory-maze]'")
+        raise RuntimeError("mujoco is not installed: pip install -e '.[dmc]' or '.[memory-maze]'")
     asked = os.environ.get("MUJOCO_GL")
     failures = []
     for backend in [asked] if asked else ["egl", "osmesa"]:
@@ -57,6 +57,13 @@ def pick_backend() -> str:
         f"no OpenGL backend can draw here without a screen. On Debian or Ubuntu: {INSTALL}\n"
         + "\n".join(failures)
     )
+
+
+def choose_backend() -> None:
+    """Before dm_control is imported: keep a backend that is set, as in a child of a process that
+    chose one, or find one."""
+    if "MUJOCO_GL" not in os.environ:
+        pick_backend()
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from envs.env import FLAGS
 from envs.make import make_env
 
 TASKS = [
@@ -21,13 +22,33 @@ TASKS = [
     "bsuite_mountain_car_0",
     "bsuite_umbrella_distract_3",
     "bsuite_umbrella_length_3",
+    "atari_pong",
+    "atari100k_breakout",
+    "dmc_cartpole_swingup",
+    "dmc_fish_upright",
+    "dmc_lqr_lqr_2_1",
+    "dmc_manipulator_bring_ball",
     "gym_CartPole-v1",
     "gym_Pendulum-v1",
     "gym_gymnasium.envs.classic_control:Acrobot-v1",
+    "gymnasium.envs.classic_control:CartPoleEnv",
+    "popgym_AutoencodeEasy",
+    "popgym_BattleshipHard",
+    "popgym_ConcentrationMedium",
+    "popgym_CountRecallHard",
+    "popgym_LabyrinthEscapeEasy",
+    "popgym_MineSweeperMedium",
+    "popgym_NoisyPositionOnlyPendulumEasy",
+    "popgym_VelocityOnlyCartPoleEasy",
     "tmaze_5",
     "test_constant",
     "test_counter",
     "test_odd",
+    pytest.param("dmc_quadruped_escape", marks=pytest.mark.slow),
+    pytest.param("dmc_vision_cartpole_swingup", marks=pytest.mark.slow),
+    pytest.param("dmc_vision_quadruped_walk", marks=pytest.mark.slow),
+    pytest.param("memory_maze_9x9_extraobs", marks=pytest.mark.slow),
+    pytest.param("memory_maze_11x11_oracle_top", marks=pytest.mark.slow),
     pytest.param("memory_maze_9x9", marks=pytest.mark.slow),
     pytest.param("memory_maze_15x15", marks=pytest.mark.slow),
 ]
@@ -68,10 +89,11 @@ def same(left, right):
     )
 
 
-def test_records_match_the_spaces_and_flags_open_and_close_an_episode(env):
+def test_records_match_the_spaces_and_flags_open_and_close_an_episode(task, env):
     records = play(env, 1)
     for t, record in enumerate(records):
-        assert set(record) == {*env.obs_space, "reward", "is_first", "is_last", "is_terminal"}
+        logged = {key for key in record if key.startswith("log/")}
+        assert set(record) - logged == {*env.obs_space, *FLAGS}
         for key, space in env.obs_space.items():
             assert record[key].shape == space.shape
             assert record[key].dtype == space.dtype
@@ -79,6 +101,8 @@ def test_records_match_the_spaces_and_flags_open_and_close_an_episode(env):
         assert record["is_first"] is (t == 0)
         assert all(type(record[key]) is bool for key in ("is_last", "is_terminal"))
         assert record["is_last"] or not record["is_terminal"]
+        assert type(record["env_steps"]) is int
+        assert record["env_steps"] == (t > 0) or "atari100k" in task
     assert records[0]["reward"] == 0
     assert not records[0]["is_last"]
 
@@ -132,7 +156,14 @@ def test_a_step_after_the_end_is_an_assertion_error(task):
         ("bsuite_memory_len_L30", 31, True),
         ("bsuite_discounting_chain_0", 100, True),
         ("bsuite_deep_sea_0", 10, True),
+        ("dmc_cartpole_swingup", 1000, False),
         ("gym_Pendulum-v1", 200, False),
+        ("popgym_ConcentrationEasy", 104, False),
+        ("popgym_LabyrinthExploreHard", 1023, False),
+        ("popgym_RepeatFirstHard", 831, True),
+        pytest.param("dmc_vision_cartpole_swingup", 1000, False, marks=pytest.mark.slow),
+        pytest.param("memory_maze_9x9", 1000, False, marks=pytest.mark.slow),
+        pytest.param("memory_maze_15x15", 4000, False, marks=pytest.mark.slow),
         ("tmaze_5", 21, False),  # going forward only: 3 (5 + 2)
         ("test_counter", 10, True),
         ("test_constant", 20, False),

@@ -1,12 +1,14 @@
 """Names of tasks: which suite they reach, and what an unknown one is told."""
 
+import configparser
 import importlib.util
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from envs.make import cheap, check_task, make_env, reset_ticks
+from envs.make import PACKAGES, cheap, check_task, make_env, reset_ticks
 
 
 @pytest.mark.parametrize(
@@ -23,7 +25,13 @@ from envs.make import cheap, check_task, make_env, reset_ticks
         ("tmaze_long", "tmaze_20"),
         ("tmaze_0", "tmaze_20"),
         ("test_crsh", "did you mean test_crash"),
-        ("atari_pong", "no such suite"),
+        ("doom_basic", "no such suite"),
+        ("atari_pnog", "did you mean atari_pong"),
+        ("atari100k_skiing", "has no 'skiing'"),
+        ("dmc_walker_wlak", "did you mean dmc_walker_walk"),
+        ("dmc_vision_cartpole", "did you mean dmc_vision_cartpole_"),
+        ("popgym_RepeatPrevious", "did you mean popgym_RepeatPrevious"),
+        ("memory_maze_9x9_extra_obs", "did you mean memory_maze_9x9_extraobs"),
         ("tmaze", "did you mean tmaze_"),
     ],
 )
@@ -32,18 +40,38 @@ def test_an_unknown_task_is_refused_with_the_nearest_name(task, told):
         check_task(task)
 
 
-@pytest.mark.parametrize("suite", ["memory_maze", "bsuite"])
-def test_a_missing_package_is_answered_with_the_line_to_type(suite, monkeypatch):
-    monkeypatch.delitem(sys.modules, suite, raising=False)
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    task = {"memory_maze": "memory_maze_9x9", "bsuite": "bsuite_catch_0"}[suite]
-    with pytest.raises(ValueError, match=rf"pip install -e '\.\[{suite}\]'"):
+@pytest.mark.parametrize(
+    ("task", "package", "extra"),
+    [
+        ("memory_maze_9x9", "memory_maze", "memory-maze"),
+        ("dmc_walker_walk", "dm_control", "dmc"),
+        ("dmc_vision_walker_walk", "dm_control", "dmc"),
+        ("atari_pong", "ale_py", "atari"),
+        ("atari100k_pong", "ale_py", "atari"),
+        ("popgym_AutoencodeEasy", "popgym", "popgym"),
+        ("popgym_LabyrinthEscapeEasy", "mazelib", "popgym"),
+        ("bsuite_catch_0", "bsuite", "bsuite"),
+    ],
+)
+def test_a_missing_package_is_answered_with_the_line_to_type(task, package, extra, monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.delitem(sys.modules, package, raising=False)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda x: None if x == package else real(x))
+    with pytest.raises(ValueError, match=rf"{package} is not.*pip install -e '\.\[{extra}\]'"):
         check_task(task)
 
 
-def test_checking_a_maze_does_not_load_the_simulator(monkeypatch):
-    monkeypatch.setitem(sys.modules, "dm_control", None)
-    check_task("memory_maze_9x9")
+def test_every_extra_that_an_error_names_is_one_of_the_project():
+    setup = configparser.ConfigParser()
+    setup.read(Path(__file__).parents[2] / "setup.cfg")
+    assert {extra for _, extra in PACKAGES.values()} <= set(setup["options.extras_require"])
+
+
+def test_checking_a_name_does_not_load_the_simulator(monkeypatch):
+    for package in ("ale_py", "dm_control", "popgym"):
+        monkeypatch.setitem(sys.modules, package, None)
+    for task in ("memory_maze_9x9", "dmc_walker_walk", "atari_pong", "popgym_AutoencodeEasy"):
+        check_task(task)
 
 
 def test_only_slow_or_dangerous_tasks_get_a_process():
@@ -51,6 +79,11 @@ def test_only_slow_or_dangerous_tasks_get_a_process():
     assert not cheap("test_exit")
     assert cheap("test_counter")
     assert cheap("gym_CartPole-v1")
+    assert cheap("dmc_walker_walk")
+    assert not cheap("dmc_quadruped_escape")  # draws in a thread of its own
+    assert not cheap("dmc_vision_walker_walk")
+    assert not cheap("atari100k_pong")
+    assert not cheap("my_package.my_module:make")
     assert reset_ticks("memory_maze_15x15") == 64
     assert reset_ticks("tmaze_3") == 0
 

@@ -49,7 +49,7 @@ def test_a_simulation_that_diverges_is_a_truncation(monkeypatch):
     first = env.reset(0)
 
     def diverge(action):
-        raise env.diverged("the solver failed")
+        raise env.diverged[0]("the solver failed")
 
     monkeypatch.setattr(env.env, "step", diverge)
     last = env.step(np.array([1], np.int32))

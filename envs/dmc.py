@@ -1,0 +1,85 @@
+"""DeepMind Control Suite (Tassa et al. 2018): states, or pixels as its papers show them.
+
+Actions fill finite bounds only. An episode has 1000 simulator steps and is truncated; `lqr` alone
+has no limit of its own and may end by itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+
+from envs.adapters import FromDmEnv
+from envs.env import Space
+from envs.rendering import choose_backend
+
+SIZE = 64
+CAMERAS = {"quadruped": 2}  # elsewhere 0
+# MuJoCo's word for "no bound".
+UNBOUNDED = 1e10
+# This terrain is sent to the graphics card at every reset, whether somebody looks or not.
+DRAWS_ALWAYS = ("quadruped_escape",)
+
+
+@functools.cache
+def names() -> dict[str, tuple[str, str]]:
+    """(domain, task) by name: domains have underscores too."""
+    from dm_control import suite
+
+    return {f"{domain}_{task}": (domain, task) for domain, task in suite.ALL_TASKS}
+
+
+def build(name: str, seed: int) -> Any:
+    """The dm_control environment, a function of the seed."""
+    from dm_control import suite
+
+    logging.getLogger("absl").setLevel(logging.ERROR)
+    domain, task = names()[name]
+    return suite.load(domain, task, task_kwargs={"random": seed})
+
+
+def reseed(name: str, env: Any, seed: int) -> Any:
+    """The environment whose episodes are those of a fresh one, without building it where it can."""
+    if name.startswith("lqr"):  # its springs are drawn when it is built
+        env.close()
+        return build(name, seed)
+    env.task.random.seed(seed)
+    return env
+
+
+class DMC(FromDmEnv):
+    """Vectors by the names of dm_control, single numbers and matrices as vectors too."""
+
+    def __init__(self, name: str, repeat: int):
+        if name in DRAWS_ALWAYS:
+            choose_backend()
+        env = build(name, 0)
+        from dm_control.rl.control import PhysicsError
+
+        self.diverged = (PhysicsError,)
+        super().__init__(env, functools.partial(reseed, name), repeat)
+        low, high = self.box.low, self.box.high
+        self.box = spaces.Box(
+            np.where(low <= -UNBOUNDED, -np.inf, low),
+            np.where(high >= UNBOUNDED, np.inf, high),
+            dtype=self.box.dtype,
+        )
+
+
+class DMCVision(DMC):
+    """image (64, 64, 3), drawn once an action."""
+
+    def __init__(self, name: str, repeat: int):
+        choose_backend()
+        self.camera = CAMERAS.get(names()[name][0], 0)
+        super().__init__(name, repeat)
+
+    def find_spaces(self) -> dict[str, Space]:
+        return {"image": Space("image", (SIZE, SIZE, 3))}
+
+    def observation(self, obs: Any) -> dict[str, np.ndarray]:
+        return {"image": self.env.physics.render(SIZE, SIZE, camera_id=self.camera)}
