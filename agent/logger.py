@@ -86,11 +86,13 @@ def encode_gif(frames: np.ndarray, milliseconds: int = 100) -> bytes:
 
 
 class Logger:
-    def __init__(self, folder: Path, step: int = 0):
+    def __init__(self, folder: Path, step: int = 0, episodes: Lines | None = None):
+        """`step`: where a resumed run's axis begins; `episodes`: one more file of scores."""
         self.media = folder / "media"
         self.media.mkdir(exist_ok=True)
         self.metrics = Lines(folder / "metrics.jsonl")
         self.scores = Lines(folder / "scores.jsonl")
+        self.episodes = episodes
         self.board: TensorBoard | None = None
         self.folder, self.step = folder, step
         self.guard(self.open_board)
@@ -116,6 +118,8 @@ class Logger:
     def score(self, axes: dict[str, float], score: dict[str, Any]) -> None:
         """One finished episode."""
         self.scores.write({**axes, **score})
+        if self.episodes:
+            self.episodes.write(score)
         if self.board:
             numbers = {"episode/return": score["return"], "episode/length": score["length"]}
             self.guard(self.board.scalars, numbers, int(axes["env_step"]))
@@ -140,15 +144,24 @@ class Logger:
             self.board.picture(name, image, step)
 
     def state(self) -> dict[str, int]:
-        return {"metrics": self.metrics.state(), "scores": self.scores.state()}
+        episodes = self.episodes.state() if self.episodes else 0
+        return {
+            "metrics": self.metrics.state(),
+            "scores": self.scores.state(),
+            "episodes": episodes,
+        }
 
     def restore(self, state: dict[str, int]) -> None:
         self.metrics.restore(state["metrics"])
         self.scores.restore(state["scores"])
+        if self.episodes:
+            self.episodes.restore(state["episodes"])
 
     def close(self) -> None:
         self.metrics.close()
         self.scores.close()
+        if self.episodes:
+            self.episodes.close()
         if self.board:
             self.guard(self.board.close)
 

@@ -65,6 +65,7 @@ class Loop:
         self.terminal, self.checkpoints = terminal, checkpoints
         self.flops_per_update = flops_per_update
         self.agent_step = 0
+        self.correction = 0  # simulator steps received, less `repeat` for every action of theirs
         self.fill = config.loop.fill or config.batch.size * config.batch.length
         self.fill_step: int | None = None  # agent step at which updates began
         self.wall_before = 0.0  # seconds of earlier sittings
@@ -93,7 +94,11 @@ class Loop:
             self.save()
         self.go()
         self.learner.check()
+        # A resumed run receives the last actions again: what they took is in this row alone.
+        late = 0 if self.stop else sum(map(self.beyond, self.pool.settle()))
+        self.correction += late
         self.row()
+        self.correction -= late
         self.save()
 
     def go(self) -> None:
@@ -111,6 +116,7 @@ class Loop:
         self.pool.send(ids, action)
         self.replay.add(ids, {**obs, "action": action})
         self.agent_step += int((~obs["is_last"]).sum())
+        self.correction += self.beyond(obs)
         self.returns[ids] += obs["reward"]
         self.lengths[ids] += ~obs["is_first"]
         self.acted.append((self.actor.x_norm, obs["age"], self.staleness))
@@ -129,6 +135,7 @@ class Loop:
             "slot": slot,
             "episode": int(obs["episode"]),
             "seed": self.pool.seed_of(slot, int(obs["episode"])),
+            **{key: float(value) for key, value in obs.items() if key.startswith("log/")},
         }
         self.recent.append(score["return"])
         self.returns[slot], self.lengths[slot] = 0.0, 0
@@ -160,12 +167,26 @@ class Loop:
     # -- what is seen -----------------------------------------------------------------------
 
     @property
+    def env_step(self) -> int:
+        """Simulator steps of all actions, and of resets that count some.
+
+        An action is `repeat` of them until its record says how many there were: the end of an
+        episode cuts the last one short.
+        """
+        return self.agent_step * self.config.env.repeat + self.correction
+
+    def beyond(self, obs: dict[str, Any]) -> int:
+        """Simulator steps of records (n,) or of one, beyond `repeat` an action."""
+        expected = np.where(obs["is_first"], 0, self.config.env.repeat)
+        return int((obs["env_steps"] - expected).sum())
+
+    @property
     def wall_seconds(self) -> float:
         return self.wall_before + time.monotonic() - self.began
 
     def axes(self) -> dict[str, float]:
         return {
-            "env_step": self.agent_step * self.config.env.repeat,
+            "env_step": self.env_step,
             "agent_step": self.agent_step,
             "update": self.learner.updates,
             "train_flops": self.learner.updates * self.flops_per_update,
@@ -262,7 +283,7 @@ class Loop:
         """Videos of the policy and of open-loop prediction, with the prediction's errors."""
         try:
             if self.learner.update.world.encoder.images:
-                step = self.agent_step * self.config.env.repeat
+                step = self.env_step
                 frames = self.last_episode
                 if frames is None and self.frames:
                     frames = np.stack(self.frames)
@@ -294,6 +315,7 @@ class Loop:
         self.replay.flush()
         run = {
             "agent_step": self.agent_step,
+            "env_step": self.env_step,
             "fill_step": self.fill_step,
             "wall_seconds": self.wall_seconds,
             "returns": self.returns,
@@ -318,6 +340,7 @@ class Loop:
         """Continue from the parts of a checkpoint; what was appended after it is rolled back."""
         run = parts["run"]
         self.agent_step, self.fill_step = run["agent_step"], run["fill_step"]
+        self.correction = run["env_step"] - self.agent_step * self.config.env.repeat
         self.wall_before = run["wall_seconds"]
         self.returns = np.asarray(run["returns"]).copy()
         self.lengths = np.asarray(run["lengths"]).copy()

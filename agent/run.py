@@ -16,6 +16,7 @@ from filelock import FileLock, Timeout
 from agent import auto
 from agent.actor import Actor
 from agent.checkpoint import Checkpoints
+from agent.episodes import EpisodeTable, bsuite_file
 from agent.learner import Learner
 from agent.logger import Logger, Terminal
 from agent.loop import Loop
@@ -203,7 +204,10 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
         flops = 0 if parts else auto.count_flops(update, batch.size, batch.length)
         if not parts:
             (folder / "model.txt").write_text(model_summary(update, flops))
-        logger = Logger(folder, parts["run"]["agent_step"] * env.repeat if parts else 0)
+        table = bsuite_file(folder, config.task)
+        logger = Logger(
+            folder, parts["run"]["env_step"] if parts else 0, table and EpisodeTable(table)
+        )
         learner = Learner(update, config.seed, config.precision, config.compile == "yes")
         actor = Actor(update, env.count, config.seed)
         loop = (Overlapped if overlapped else Loop)(

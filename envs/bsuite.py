@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from envs.adapters import FromDmEnv
+from envs.env import Step
 
 # Their loaders take none: two draw nothing but a mapping, the third is seeded after loading.
 SEEDLESS = ("bandit", "discounting_chain", "deep_sea_stochastic")
@@ -57,6 +58,17 @@ def build(name: str, seed: int) -> Any:
 
 
 class BSuite(FromDmEnv):
+    """What `bsuite_info` counts comes as `log/<name>`: it is anew with every episode's build."""
+
     def __init__(self, name: str):
         # Building takes 0.02 to 0.5 ms, and no experiment can be seeded otherwise.
         super().__init__(build(name, 0), lambda env, seed: build(name, seed))
+
+    def reset(self, seed: int) -> Step:
+        return {**super().reset(seed), **self.numbers()}
+
+    def step(self, action: np.ndarray) -> Step:
+        return {**super().step(action), **self.numbers()}
+
+    def numbers(self) -> dict[str, np.float64]:
+        return {f"log/{key}": np.float64(value) for key, value in self.env.bsuite_info().items()}
