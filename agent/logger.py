@@ -76,8 +76,8 @@ class TensorBoard:
 
 
 def encode_gif(frames: np.ndarray, milliseconds: int = 100) -> bytes:
-    """Frames (T, H, W, 3 or 1) uint8 as an animated GIF."""
-    images = [Image.fromarray(frame[..., 0] if frame.shape[-1] == 1 else frame) for frame in frames]
+    """Frames (T, H, W, C) uint8 as an animated GIF: colours, or the first of other channels."""
+    images = [Image.fromarray(frame if frame.shape[-1] == 3 else frame[..., 0]) for frame in frames]
     buffer = io.BytesIO()
     images[0].save(
         buffer, "GIF", save_all=True, append_images=images[1:], duration=milliseconds, loop=0

@@ -150,15 +150,18 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
     torch.set_num_threads(max(1, config.threads))
     seed_everything(config.seed)
     env, make = config.env, env_maker(config)
-    pool = EnvPool(
-        make,
-        env.count,
-        config.seed,
-        env.processes == "yes",
-        reset_ticks=reset_ticks(config.task),
-        timeout=env.timeout,
-        restarts_per_hour=env.restarts_per_hour,
-    )
+    try:
+        pool = EnvPool(
+            make,
+            env.count,
+            config.seed,
+            env.processes == "yes",
+            reset_ticks=reset_ticks(config.task),
+            timeout=env.timeout,
+            restarts_per_hour=env.restarts_per_hour,
+        )
+    except ValueError as error:  # spaces that cannot be used
+        raise RunError(f"--task {config.task}: {error}") from error
     terminal = Terminal()
     loader = logger = None
     try:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import warnings
 from typing import Any
 
 import numpy as np
@@ -25,21 +26,26 @@ UNBOUNDED = 1e10
 DRAWS_ALWAYS = ("quadruped_escape",)
 
 
+def load_suite() -> Any:
+    """dm_control.suite. Without a screen its import warns, whether somebody draws or not."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from dm_control import suite
+    return suite
+
+
 @functools.cache
 def names() -> dict[str, tuple[str, str]]:
     """(domain, task) by name: domains have underscores too."""
-    from dm_control import suite
-
+    suite = load_suite()
     return {f"{domain}_{task}": (domain, task) for domain, task in suite.ALL_TASKS}
 
 
 def build(name: str, seed: int) -> Any:
     """The dm_control environment, a function of the seed."""
-    from dm_control import suite
-
     logging.getLogger("absl").setLevel(logging.ERROR)
     domain, task = names()[name]
-    return suite.load(domain, task, task_kwargs={"random": seed})
+    return load_suite().load(domain, task, task_kwargs={"random": seed})
 
 
 def reseed(name: str, env: Any, seed: int) -> Any:

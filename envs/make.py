@@ -145,9 +145,9 @@ def unknown(suite: str, name: str, known: Sequence[str], listed: bool = True) ->
 
 def check_name(suite: str, name: str, *more: str) -> None:
     """ValueError unless the table has `name`; `more`: what else a typing error may have meant."""
-    known = [*table.names(suite), *more]
     if name not in table.names(suite):
-        raise unknown(suite, name, known, listed=len(known) < 30)
+        error = unknown(suite, name, [*table.names(suite), *more], listed=False)
+        raise ValueError(f"{error}; python -m envs.list {suite}_ shows them all")
 
 
 # The package of a suite, and the extra of setup.cfg that brings it.

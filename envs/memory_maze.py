@@ -47,6 +47,7 @@ def load_tasks() -> Any:
         if spec is None:
             raise ImportError("memory_maze is not installed: pip install -e '.[memory-maze]'")
         package = types.ModuleType("memory_maze")
+        package.__spec__ = spec
         package.__path__ = list(spec.submodule_search_locations or [])
         sys.modules["memory_maze"] = package
     return importlib.import_module("memory_maze.tasks")

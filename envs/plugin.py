@@ -69,7 +69,7 @@ def build(task: str) -> Env:
         lacks = sorted({*env.obs_space, *FLAGS} - set(env.reset(0)))
     if lacks:
         raise ValueError(
-            f"--task {task}: it made a {type(env).__name__}, which is no gymnasium.Env and lacks "
+            f"the callable made a {type(env).__name__}, which is no gymnasium.Env and lacks "
             f"{', '.join(lacks)} of the contract in envs/README.md"
         )
     return env

@@ -122,9 +122,10 @@ def worker(make: Callable[[], Env], pipe: Any) -> None:
             pipe.send(("step", (rest, before)))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass
-    except BaseException:
+    except BaseException as error:
+        refused = env is None and isinstance(error, ValueError)
         with contextlib.suppress(OSError):
-            pipe.send(("error", traceback.format_exc()))
+            pipe.send(("refused", str(error)) if refused else ("error", traceback.format_exc()))
     finally:
         with contextlib.suppress(Exception):
             if env is not None:
@@ -191,6 +192,8 @@ class ProcessSlot:
         except (EOFError, OSError):
             self.process.join(1)
             raise SlotFailed(f"its process died, exit code {self.process.exitcode}") from None
+        if kind == "refused":
+            raise ValueError(content)
         if kind == "error":
             raise SlotFailed(content)
         return kind, content
@@ -233,8 +236,8 @@ class EnvPool:
     ):
         """`make` is picklable; `timeout` in seconds; `purpose` is `train` or `eval`.
 
-        An environment that cannot be built raises its own error, or in a worker RuntimeError with
-        the traceback.
+        An environment that cannot be built raises its own error; in a worker ValueError alone is
+        handed on, others are a RuntimeError with the traceback.
         """
         self.make, self.count, self.seed, self.processes = make, count, seed, processes
         self.reset_ticks, self.timeout, self.purpose = reset_ticks, timeout, purpose

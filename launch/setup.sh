@@ -33,7 +33,7 @@ esac
 if ! .venv/bin/python -c 'import torch' 2>/dev/null && ! command -v nvidia-smi >/dev/null; then
     .venv/bin/pip install -q torch==2.13.0
 fi
-.venv/bin/pip install -q -e '.[memory-maze,bsuite,dev]'
+.venv/bin/pip install -q -e '.[all,dev]'
 
 if ! .venv/bin/python -m envs.rendering; then
     apt_install libegl1 libegl-mesa0 libgl1-mesa-dri

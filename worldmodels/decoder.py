@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from worldmodels.dists import symlog
-from worldmodels.encoder import MULTIPLES, Conv, image_grid
+from worldmodels.encoder import MULTIPLES, Conv, canvas, image_grid
 from worldmodels.layers import MLP, BlockLinear, Dense, Linear, RMSNorm, init_weight
 
 # Where the five taps of a kernel fall among the three coarse pixels around one coarse pixel, for
@@ -81,7 +81,7 @@ class Decoder(nn.Module):
         self.images = sorted(k for k, s in spaces.items() if s.kind == "image")
         self.vectors = sorted(k for k, s in spaces.items() if s.kind != "image")
         if self.images:
-            self.grid = image_grid(spaces[self.images[0]].shape)
+            self.grid = image_grid(canvas(spaces, self.images))
             self.channels = depth * MULTIPLES[-1]
             size = self.grid[0] * self.grid[1] * self.channels
             blocks = 8 if h % 8 == 0 and self.channels % 8 == 0 else 1
@@ -122,10 +122,12 @@ class Decoder(nn.Module):
             image = interleave(norm(conv(image)))
         image = interleave(self.leave(image))
         image = torch.sigmoid(image.float()).permute(0, 2, 3, 1)
-        height, width = self.spaces[self.images[0]].shape[:2]
-        image = image[:, :height, :width].unflatten(0, lead)
-        sizes = [self.spaces[k].shape[2] for k in self.images]
-        return dict(zip(self.images, image.split(sizes, -1), strict=True))
+        shapes = [self.spaces[k].shape for k in self.images]
+        parts = image.split([channels for _, _, channels in shapes], -1)
+        return {
+            key: part[:, :height, :width].unflatten(0, lead)
+            for key, part, (height, width, _) in zip(self.images, parts, shapes, strict=True)
+        }
 
     def losses(self, prediction: dict[str, Tensor], obs: dict[str, Tensor]) -> dict[str, Tensor]:
         """One loss (...) a key: squared error summed over an image in [0, 1] or over a symlog

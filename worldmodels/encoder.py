@@ -1,10 +1,10 @@
 """Observations to embeddings: e = encoder(obs), the same for acting and training.
 
-Images of all keys share one convolution stack: four times a 5x5 convolution at full resolution,
-2x2 max-pooling, RMSNorm over channels and SiLU (DreamerV3 code, `rssm.py`), or with 4x4
-convolutions of stride 2 as in its version of 2023. Vectors pass symlog, discrete values become
-one-hot, and an MLP reads both. Memory is channels-last throughout, the layout in which uint8 frames
-arrive and in which convolutions are fastest on a CPU.
+Images of all keys, the smaller ones padded, share one convolution stack: four times a 5x5
+convolution at full resolution, 2x2 max-pooling, RMSNorm over channels and SiLU (DreamerV3 code,
+`rssm.py`), or with 4x4 convolutions of stride 2 as in its version of 2023. Vectors pass symlog,
+discrete values become one-hot, and an MLP reads both. Memory is channels-last throughout, the
+layout in which uint8 frames arrive and in which convolutions are fastest on a CPU.
 """
 
 from __future__ import annotations
@@ -32,6 +32,17 @@ def one_hot(value: Tensor, classes: tuple[int, ...]) -> Tensor:
 def image_grid(shape: tuple[int, ...]) -> tuple[int, int]:
     """Rows and columns left after four halvings of an image padded to a multiple of 16."""
     return -(-shape[0] // SHRINK), -(-shape[1] // SHRINK)
+
+
+def canvas(spaces: dict[str, Any], images: list[str]) -> tuple[int, int]:
+    """Height and width in which every image of a task fits."""
+    return max(spaces[k].shape[0] for k in images), max(spaces[k].shape[1] for k in images)
+
+
+def fit(image: Tensor, size: tuple[int, int]) -> Tensor:
+    """An image (..., H, W, C) on a grey canvas, at its top left; itself where it fills it."""
+    down, right = size[0] - image.shape[-3], size[1] - image.shape[-2]
+    return F.pad(image, (0, 0, 0, right, 0, down), value=128) if down or right else image
 
 
 class Conv(nn.Conv2d):
@@ -102,10 +113,8 @@ class Encoder(nn.Module):
         self.classes = {k: tuple(s.classes) for k, s in spaces.items() if s.kind == "discrete"}
         self.out = 0
         if self.images:
-            shapes = {spaces[k].shape[:2] for k in self.images}
-            if len(shapes) > 1:
-                raise ValueError(f"images of one task must agree in height and width: {shapes}")
-            rows, columns = image_grid(spaces[self.images[0]].shape)
+            self.canvas = canvas(spaces, self.images)
+            rows, columns = image_grid(self.canvas)
             channels = [sum(spaces[k].shape[2] for k in self.images)]
             channels += [depth * multiple for multiple in MULTIPLES]
             pairs = list(itertools.pairwise(channels))
@@ -121,7 +130,7 @@ class Encoder(nn.Module):
     def forward(self, obs: dict[str, Tensor]) -> Tensor:
         parts = []
         if self.images:
-            image = torch.cat([obs[k] for k in self.images], -1)
+            image = torch.cat([fit(obs[k], self.canvas) for k in self.images], -1)
             lead, image = image.shape[:-3], image.flatten(0, -4)
             image = (image.float() / 255 - 0.5).permute(0, 3, 1, 2)
             down, right = -image.shape[2] % SHRINK, -image.shape[3] % SHRINK

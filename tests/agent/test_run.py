@@ -143,6 +143,29 @@ def test_other_settings_in_the_same_folder_are_refused_with_a_diff(tmp_path):
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 
+WORLD = """
+import gymnasium
+from gymnasium import spaces
+
+class Told(gymnasium.Env):
+    observation_space = spaces.Dict({"words": spaces.Text(5), "place": spaces.Discrete(3)})
+    action_space = spaces.Discrete(2)
+"""
+
+
+@pytest.mark.parametrize("processes", ["yes", "no"])
+def test_a_space_that_cannot_be_used_is_refused_by_name_in_one_line(
+    tmp_path, monkeypatch, processes
+):
+    (tmp_path / "told_worlds.py").write_text(WORLD)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    flags = ("--env.processes", processes, "--loop.mode", "lockstep")
+    output = train(tmp_path / "run", *flags, task="told_worlds:Told", status=2)
+    error = "error: --task told_worlds:Told: words: a space of type Text cannot be used"
+    assert error in output.splitlines()[-1]
+    assert "Traceback" not in output
+
+
 def test_a_simulator_in_this_process_needs_lockstep(tmp_path):
     flags = ("--env.processes", "no", "--steps", "20", "--log.media_every", "0")
     output = train(tmp_path, *flags, task="memory_maze_9x9", status=2)
@@ -153,7 +176,7 @@ def test_a_simulator_in_this_process_needs_lockstep(tmp_path):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (("--task", "memory_maze_10x10"), "9x9"),
+        (("--task", "memory_maze_10x10"), "envs.list memory_maze_ shows"),
         (("--task", "gym_CartPole-v9"), "CartPole"),
         (("--task", "memry_maze_9x9"), "did you mean memory_maze_"),
         (("--core", "s4m"), "did you mean 's3m'"),

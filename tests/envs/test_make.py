@@ -14,7 +14,7 @@ from envs.make import PACKAGES, cheap, check_task, make_env, reset_ticks
 @pytest.mark.parametrize(
     ("task", "told"),
     [
-        ("memory_maze_9x8", "did you mean memory_maze_9x9"),
+        ("memory_maze_9x8", "did you mean memory_maze_9x9.*envs.list memory_maze_ shows"),
         ("memorymaze_9x9", "did you mean memory_maze_"),
         ("gym_Cartpole-v1", "did you mean gym_CartPole-v1"),
         ("gym_no.such.module:X-v0", "No module named"),

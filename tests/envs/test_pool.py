@@ -92,6 +92,13 @@ def test_both_modes_give_the_same_records(pool_of):
 
 
 @both
+def test_an_environment_that_refuses_to_be_built_says_why(pool_of, processes):
+    make = functools.partial(make_env, "tmaze_long")
+    with pytest.raises(ValueError, match=r"^--task tmaze_long: expected a corridor length"):
+        pool_of(make, 2, 0, processes)
+
+
+@both
 def test_a_batch_has_the_types_of_the_spaces(pool_of, processes):
     pool = pool_of(functools.partial(Odd, ODD_OBS, Space("vector", (3,))), 2, 0, processes)
     ids, batch = pool.recv()

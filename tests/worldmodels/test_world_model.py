@@ -155,17 +155,36 @@ def test_losses_are_batch_by_time_and_train_every_parameter(world, tiny):
     assert all(name.startswith("prior.") for name in zero), zero
 
 
+@pytest.mark.parametrize("conv", ["pool", "strided"])
 @pytest.mark.parametrize(
-    "shape", [(64, 96, 3), (84, 84, 1), (63, 64, 3), (100, 100, 4), (16, 16, 3)]
+    "shape",
+    [(64, 96, 3), (84, 84, 1), (63, 64, 3), (100, 100, 4), (16, 16, 3), (48, 80, 6), (10, 10, 3)],
 )
-def test_images_of_any_size_are_reconstructed_in_their_shape(tiny, shape):
-    world = WorldModel(tiny(), {"image": Space("image", shape)}, ACT)
+def test_images_of_any_size_are_reconstructed_in_their_shape(tiny, shape, conv):
+    world = WorldModel(tiny("--model.conv", conv), {"image": Space("image", shape)}, ACT)
     embed = world.encoder({"image": torch.zeros(2, 3, *shape, dtype=torch.uint8)})
     assert embed.shape == (2, 3, world.encoder.out)
     image = world.decoder(torch.zeros(2, 3, world.core.out), torch.zeros(2, 3, world.z))["image"]
     assert image.shape == (2, 3, *shape)
     assert image.min() >= 0
     assert image.max() <= 1
+
+
+def test_images_of_one_task_may_differ_in_size_and_channels(tiny):
+    shapes = {"map": (10, 10, 1), "view": (40, 24, 3), "wide": (8, 50, 4)}
+    world = WorldModel(tiny(), {key: Space("image", shape) for key, shape in shapes.items()}, ACT)
+    obs = {
+        key: torch.randint(0, 256, (2, 3, *shape), dtype=torch.uint8)
+        for key, shape in shapes.items()
+    }
+    embed = world.encoder(obs)
+    for key in shapes:  # the corner that another image's size would cut off is seen
+        changed = {**obs, key: obs[key].clone()}
+        changed[key][..., -1, -1, -1] = 255 - changed[key][..., -1, -1, -1]
+        assert (world.encoder(changed) != embed).any()
+    predicted = world.decoder(torch.zeros(2, 3, world.core.out), torch.zeros(2, 3, world.z))
+    assert {key: value.shape[2:] for key, value in predicted.items()} == shapes
+    assert set(world.decoder.losses(predicted, obs)) == set(shapes)
 
 
 def test_the_recurrent_posterior_is_refused_for_a_core_without_markov_context(tiny, monkeypatch):
