@@ -51,6 +51,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--windows", type=int, default=1, help="parts of a training row, no gradient between them")
     add("--lr", type=float, default=1e-3, help="learning rate of LaProp")
     add("--warmup", type=int, default=100, help="updates over which the rate rises from 0")
+    add("--smoothing", type=float, default=0, help="label smoothing in training")
     add("--rows", type=int, default=100, help="test rows")
     add("--chunk", type=int, default=960, help="steps of a test row scanned at once")
     add("--intervene", nargs="+", choices=["noise", "initial"], default=[], help="before the query")
@@ -80,6 +81,7 @@ def one(args: argparse.Namespace, task: Task, core: str, seed: int) -> list[dict
         windows=args.windows,
         updates=args.updates,
         flops=args.flops,
+        smoothing=args.smoothing,
     )
 
     def pieces(length: int) -> Any:

@@ -78,11 +78,13 @@ def train(
     windows: int,
     updates: int,
     flops: float = 0,
+    smoothing: float = 0,
 ) -> Training:
     """`updates` updates, or fewer where more would exceed `flops` (0: no limit); at least one.
 
     A row is scanned in `windows` equal parts. The state goes from one to the next without its
-    gradient, so with more than one nothing learns what to write for a later part.
+    gradient, so with more than one nothing learns what to write for a later part. `smoothing` takes
+    that share of every target and spreads it over all classes.
     """
     if length % windows:
         raise ValueError(f"rows of {length} steps cannot be cut into {windows} equal windows")
@@ -98,7 +100,11 @@ def train(
             logits, state = probe(piece, state, start)
             targets = torch.from_numpy(piece.targets).to(logits.device).flatten()
             loss = F.cross_entropy(
-                logits.flatten(0, 1), targets, ignore_index=IGNORED, reduction="sum"
+                logits.flatten(0, 1),
+                targets,
+                ignore_index=IGNORED,
+                reduction="sum",
+                label_smoothing=smoothing,
             )
             (loss / count).backward()
             total += loss.item() / count
