@@ -21,6 +21,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -28,7 +29,7 @@ from worldmodels.attention import Pair, WindowAttention
 from worldmodels.core import SequenceCore, State
 from worldmodels.elmur_roll import ElmurRoll
 from worldmodels.layers import Dropout, Enter, RMSNorm
-from worldmodels.segments import Pieces
+from worldmodels.segments import Pieces, plan_pieces
 from worldmodels.slots import NOTHING, Read, Slots, Sum
 from worldmodels.transformer import FeedForward, since_first
 
@@ -214,13 +215,16 @@ class Elmur(SequenceCore):
         key, value = (torch.stack(parts, 1).to(dtype) for parts in zip(*pairs, strict=True))
         return {"key": key, "value": value, **rest}
 
+    def plan(self, is_first: np.ndarray, age: np.ndarray) -> int:
+        return plan_pieces(is_first, age, self.segment)
+
     def scan(
-        self, u: Tensor, is_first: Tensor, state: State, plan: Any = None
+        self, u: Tensor, is_first: Tensor, state: State, plan: int | None = None
     ) -> tuple[Tensor, Tensor, State, State]:
         length = u.shape[1]
         state = self.reset(state, is_first[:, 0])
         known, age = (since_first(is_first, state[name]) for name in ("known", "age"))
-        pieces = Pieces(age, is_first, self.segment)
+        pieces = Pieces(age, is_first, self.segment, plan)
         reach, phase = self.reach(known, age), age % self.segment
         writes = [state["writes"]]
         for s, done in enumerate(pieces.ends.unbind(1), 1):
