@@ -174,6 +174,37 @@ def evaluate(
     )
 
 
+class Drift(NamedTuple):
+    """From one memory to the next, means over rows: cosine of both, ratio of their norms, and the
+    norm of their difference over that of the first (the left side of RATE's theorem 1)."""
+
+    cosine: float
+    ratio: float
+    change: float
+
+
+@torch.no_grad()
+def drift(probe: Probe, pieces: Iterable[Piece], segment: int) -> list[Drift]:
+    """How the memory changes over each `segment` of a stream, but for the first, which writes one.
+
+    Pieces are segments; shorter ones, which write nothing, are left out.
+    """
+    state, step, out = None, 0, []
+    for piece in pieces:
+        state = probe.core.initial(len(piece.inputs)) if state is None else state
+        before = state["memory"].flatten(1)
+        _, state = probe(piece, state, step)
+        after = state["memory"].flatten(1)
+        length = piece.is_first.shape[1]
+        if step and length == segment:
+            size = before.norm(dim=1)
+            cosine = F.cosine_similarity(before, after)
+            parts = cosine, after.norm(dim=1) / size, (after - before).norm(dim=1) / size
+            out.append(Drift(*(float(part.mean()) for part in parts)))
+        step += length
+    return out
+
+
 @torch.no_grad()
 def check_against_step(probe: Probe, piece: Piece) -> float:
     """Largest gap between the logits of the first steps by `scan` and by `step`.
