@@ -83,6 +83,7 @@ def one(args: argparse.Namespace, task: Task, core: str, seed: int) -> list[dict
         updates=args.updates,
         flops=args.flops,
         smoothing=args.smoothing,
+        report=lambda line: print(f"{core} seed {seed}: {line}", flush=True),
     )
 
     def pieces(length: int) -> Any:

@@ -28,6 +28,7 @@ LARGEST_GAP = 1e-2
 CHECKED_STEPS = 16
 # Times the root mean square of a leaf: noise that buries what the leaf held.
 NOISE = 3.0
+REPORT = 30.0  # seconds
 
 
 class Probe(nn.Module):
@@ -79,12 +80,14 @@ def train(
     updates: int,
     flops: float = 0,
     smoothing: float = 0,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Training:
     """`updates` updates, or fewer where more would exceed `flops` (0: no limit); at least one.
 
     A row is scanned in `windows` equal parts. The state goes from one to the next without its
     gradient, so with more than one nothing learns what to write for a later part. `smoothing` takes
-    that share of every target and spreads it over all classes.
+    that share of every target and spreads it over all classes. `report` is told of the progress
+    every half a minute.
     """
     if length % windows:
         raise ValueError(f"rows of {length} steps cannot be cut into {windows} equal windows")
@@ -116,8 +119,12 @@ def train(
         loss = update()
     each = counter.get_total_flops()
     count = int(max(1, min(updates, flops // each))) if flops else updates
-    for _ in range(count - 1):
+    told = time.monotonic()
+    for number in range(2, count + 1):
         loss = update()
+        if time.monotonic() - told > REPORT:
+            report(f"update {number:,} of {count:,}, loss {loss:.3g}")
+            told = time.monotonic()
     return Training(count, count * each, time.process_time() - begin, loss)
 
 

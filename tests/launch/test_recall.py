@@ -64,6 +64,13 @@ def test_drift_is_that_of_memories_one_segment_apart(kind):
         assert step == pytest.approx((cosine, ratio, change), abs=1e-6)
 
 
+def test_long_trainings_tell_of_their_progress(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(supervised, "REPORT", 0)
+    out = ["--out", str(tmp_path), "--cores", "gru", "--seeds", "0"]
+    assert recall.main([*COMMAND, *out]) == 0
+    assert "gru seed 0: update 3 of 3, loss " in capsys.readouterr().out
+
+
 def test_drift_is_reported_for_cores_with_segments(tmp_path):
     out = ["--out", str(tmp_path), "--cores", "gru", "rate", "--seeds", "0", "--drift", "4"]
     assert recall.main([*COMMAND, *out]) == 0
