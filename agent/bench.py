@@ -58,7 +58,7 @@ def timed(cells: list[Cell], rounds: int, found: bound.Rates) -> list[Row]:
         ready, out, reads = [], [], itertools.count()
         for number, cell in enumerate(cells):
             learner = cell.learner()
-            loader = cell.loader(Path(folder) / str(number), learner.device)
+            loader = cell.loader(Path(folder) / str(number), learner)
             ready.append((learner, loader))
             train = functools.partial(learner.train, loader.next(next(reads)))
             train()  # warms up

@@ -60,8 +60,9 @@ class Cell:
         config = resolve(["--core", self.core, "--size", self.size])
         return Learner(Update(config, self.obs, ACT).to(device), 0, self.precision)
 
-    def loader(self, folder: Path, device: torch.device) -> Loader:
-        """Batches from a new replay in `folder`, one episode a stream; nothing is read ahead."""
+    def loader(self, folder: Path, learner: Learner) -> Loader:
+        """Batches for `learner` from a new replay in `folder`, one episode a stream; nothing is
+        read ahead."""
         fields = {**{key: (space.dtype, space.shape) for key, space in self.obs.items()}, **FLAGS}
         replay = Replay(folder, fields, STREAMS, 10**9, 10**9, online=False)
         random, ids = np.random.default_rng(0), np.arange(STREAMS)
@@ -72,7 +73,8 @@ class Cell:
         for t in range(length + BLOCK):
             step = {"is_first": np.full(STREAMS, t == 0), "age": np.full(STREAMS, t)}
             replay.add(ids, {**zeros, **step, **{key: seen[key][t % 128] for key in self.obs}})
-        return Loader(replay, rows, length, (0, 0), device, depth=0)
+        plan = learner.update.world.core.plan
+        return Loader(replay, rows, length, (0, 0), learner.device, depth=0, plan=plan)
 
 
 def wait(device: torch.device) -> None:

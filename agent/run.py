@@ -202,6 +202,7 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
             device,
             depth=2 if overlapped else 1,
             exact=not overlapped,
+            plan=update.world.core.plan,
         )
         parts = Checkpoints.load(published[-1]) if published else None
         flops = 0 if parts else auto.count_flops(update, batch.size, batch.length)

@@ -76,11 +76,12 @@ class Update(nn.Module):
         return twohot_mean(logits, self.world.bins)
 
     def forward(
-        self, batch: dict[str, Tensor], noise: dict[str, Tensor]
+        self, batch: dict[str, Any], noise: dict[str, Tensor]
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Total loss () and metrics, detached scalars on the batch's device.
 
-        batch: what the replay holds, (B, T, ...) each; noise: from `noise`.
+        batch: what the replay holds, (B, T, ...) each, and `plan`, if the loader made one; noise:
+        from `noise`.
         """
         batch = {**batch, "action": self.policy.encode(batch["action"])}
         carry = self.world.initial(len(batch["reward"]), batch["age"][:, 0])
@@ -159,7 +160,7 @@ class Update(nn.Module):
         return twohot_losses(logits, targets, self.world.bins)
 
     def replay_value_loss(
-        self, batch: dict[str, Tensor], start: dict[str, Any], boot: Tensor
+        self, batch: dict[str, Any], start: dict[str, Any], boot: Tensor
     ) -> Tensor:
         """Value loss (B, K-1) on the last K replayed states, with gradient into the world model.
 
@@ -167,11 +168,13 @@ class Update(nn.Module):
         limit cuts lambda but is bootstrapped; only a terminal step stops the return.
         """
         count = boot.shape[1]
-        batch = {key: value[:, -count:] for key, value in batch.items()}
-        live = (1 - batch["is_terminal"][:, 1:].float()) * self.world.discount
-        mix = (1 - batch["is_last"][:, 1:].float()) * self.config.behaviour.lam
-        returns = lambda_return(batch["reward"][:, 1:].float(), live, boot[:, 1:], mix)
-        weight = 1 - batch["is_last"][:, :-1].float()
+        reward, is_last, is_terminal = (
+            batch[key][:, -count:].float() for key in ("reward", "is_last", "is_terminal")
+        )
+        live = (1 - is_terminal[:, 1:]) * self.world.discount
+        mix = (1 - is_last[:, 1:]) * self.config.behaviour.lam
+        returns = lambda_return(reward[:, 1:], live, boot[:, 1:], mix)
+        weight = 1 - is_last[:, :-1]
         features = start["hz"][:, -count:-1], start["x"][:, -count:-1]
         return weight * self.critic_loss(self.critic(*features), features, returns)
 

@@ -176,6 +176,9 @@ class ElmurConfig:
     memory_grad: Literal["bptt", "detach"] = setting(
         "bptt", "gradients through written slots, or none (as published): the writer stays random"
     )
+    dropout: float = setting(0.0, "dropout of what attention, read and feed-forward add to a token")
+    dropout_attention: float = setting(0.0, "dropout of the weights of attention, read and write")
+    dropout_memory: float = setting(0.0, "dropout of what is written: what refreshes must repair")
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ import torch
 from configs.load import ConfigError, resolve
 from launch import recall_report
 from launch.streams import TASKS, Task, make_task
-from launch.supervised import Probe, check_against_step, disturb, evaluate, train
+from launch.supervised import Probe, check_against_step, disturb, drift, evaluate, train
 
 # Streams for training and for testing come from different generators.
 TRAIN, TEST = 0, 1
@@ -51,9 +51,11 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--windows", type=int, default=1, help="parts of a training row, no gradient between them")
     add("--lr", type=float, default=1e-3, help="learning rate of LaProp")
     add("--warmup", type=int, default=100, help="updates over which the rate rises from 0")
+    add("--smoothing", type=float, default=0, help="label smoothing in training")
     add("--rows", type=int, default=100, help="test rows")
     add("--chunk", type=int, default=960, help="steps of a test row scanned at once")
     add("--intervene", nargs="+", choices=["noise", "initial"], default=[], help="before the query")
+    add("--drift", type=int, default=0, help="segments over which memories are compared; 0: none")
     add("--facts", type=int, default=4, help="of kcue")
     add("--values", type=int, default=8, help="of kcue")
     add("--back", type=int, default=4, help="of repeat")
@@ -80,6 +82,8 @@ def one(args: argparse.Namespace, task: Task, core: str, seed: int) -> list[dict
         windows=args.windows,
         updates=args.updates,
         flops=args.flops,
+        smoothing=args.smoothing,
+        report=lambda line: print(f"{core} seed {seed}: {line}", flush=True),
     )
 
     def pieces(length: int) -> Any:
@@ -97,6 +101,11 @@ def one(args: argparse.Namespace, task: Task, core: str, seed: int) -> list[dict
         "loss": spent.loss,
         "gap": check_against_step(probe, next(pieces(lengths[0]))),
     }
+    segment = getattr(probe.core, "segment", 0)
+    if args.drift and segment:
+        steps = segment * args.drift + 2  # the last step of a test row is a piece of its own
+        cut = task.test(np.random.default_rng([TEST, 0]), args.rows, steps, segment)
+        common["drift"] = [step._asdict() for step in drift(probe, cut, segment)]
     rows = []
     for how in ("kept", *args.intervene):
         for length in lengths:

@@ -51,6 +51,21 @@ def costs(rows: list[Row]) -> list[str]:
     return out
 
 
+def drifts(rows: list[Row]) -> list[str]:
+    """Changes of the memory from segment to segment: the least, the mean and the most."""
+    pairs = {(row["core"], row["seed"]): row["drift"] for row in rows if "drift" in row}
+    if not pairs:
+        return []
+    names = ("cosine", "ratio", "change")
+    out = ["", "Memory, from segment to segment: least / mean / most", ""]
+    out += [line(["core", "seed", *names]), line(["---"] * 5)]
+    for (core, seed), steps in pairs.items():
+        found = [[step[name] for step in steps] for name in names]
+        shown = [f"{min(v):.3f} / {sum(v) / len(v):.3f} / {max(v):.3f}" for v in found]
+        out.append(line([core, seed, *shown]))
+    return out
+
+
 def write(folder: Path, name: str, task: Task, rows: list[Row]) -> None:
     """table.md and, where matplotlib is installed, plot.png."""
     text = [
@@ -66,6 +81,7 @@ def write(folder: Path, name: str, task: Task, rows: list[Row]) -> None:
         "Parameters are the core's; FLOPs are those of all updates by torch's counter: products",
         "and scans. CPU seconds are of training. gap: largest difference of logits by scan and by",
         "step on the first steps.",
+        *drifts(rows),
         "",
     ]
     (folder / "table.md").write_text("\n".join(text))

@@ -28,6 +28,7 @@ LARGEST_GAP = 1e-2
 CHECKED_STEPS = 16
 # Times the root mean square of a leaf: noise that buries what the leaf held.
 NOISE = 3.0
+REPORT = 30.0  # seconds
 
 
 class Probe(nn.Module):
@@ -78,11 +79,15 @@ def train(
     windows: int,
     updates: int,
     flops: float = 0,
+    smoothing: float = 0,
+    report: Callable[[str], None] = lambda line: None,
 ) -> Training:
     """`updates` updates, or fewer where more would exceed `flops` (0: no limit); at least one.
 
     A row is scanned in `windows` equal parts. The state goes from one to the next without its
-    gradient, so with more than one nothing learns what to write for a later part.
+    gradient, so with more than one nothing learns what to write for a later part. `smoothing` takes
+    that share of every target and spreads it over all classes. `report` is told of the progress
+    every half a minute.
     """
     if length % windows:
         raise ValueError(f"rows of {length} steps cannot be cut into {windows} equal windows")
@@ -98,7 +103,11 @@ def train(
             logits, state = probe(piece, state, start)
             targets = torch.from_numpy(piece.targets).to(logits.device).flatten()
             loss = F.cross_entropy(
-                logits.flatten(0, 1), targets, ignore_index=IGNORED, reduction="sum"
+                logits.flatten(0, 1),
+                targets,
+                ignore_index=IGNORED,
+                reduction="sum",
+                label_smoothing=smoothing,
             )
             (loss / count).backward()
             total += loss.item() / count
@@ -110,8 +119,12 @@ def train(
         loss = update()
     each = counter.get_total_flops()
     count = int(max(1, min(updates, flops // each))) if flops else updates
-    for _ in range(count - 1):
+    told = time.monotonic()
+    for number in range(2, count + 1):
         loss = update()
+        if time.monotonic() - told > REPORT:
+            report(f"update {number:,} of {count:,}, loss {loss:.3g}")
+            told = time.monotonic()
     return Training(count, count * each, time.process_time() - begin, loss)
 
 
@@ -166,6 +179,37 @@ def evaluate(
         last=float(same[:, -1].mean()),
         each=float(right.sum() / valid.sum()),
     )
+
+
+class Drift(NamedTuple):
+    """From one memory to the next, means over rows: cosine of both, ratio of their norms, and the
+    norm of their difference over that of the first (the left side of RATE's theorem 1)."""
+
+    cosine: float
+    ratio: float
+    change: float
+
+
+@torch.no_grad()
+def drift(probe: Probe, pieces: Iterable[Piece], segment: int) -> list[Drift]:
+    """How the memory changes over each `segment` of a stream, but for the first, which writes one.
+
+    Pieces are segments; shorter ones, which write nothing, are left out.
+    """
+    state, step, out = None, 0, []
+    for piece in pieces:
+        state = probe.core.initial(len(piece.inputs)) if state is None else state
+        before = state["memory"].flatten(1)
+        _, state = probe(piece, state, step)
+        after = state["memory"].flatten(1)
+        length = piece.is_first.shape[1]
+        if step and length == segment:
+            size = before.norm(dim=1)
+            cosine = F.cosine_similarity(before, after)
+            parts = cosine, after.norm(dim=1) / size, (after - before).norm(dim=1) / size
+            out.append(Drift(*(float(part.mean()) for part in parts)))
+        step += length
+    return out
 
 
 @torch.no_grad()

@@ -8,9 +8,11 @@ by another thread there is no fixed point, and the threads that decode draw as w
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -30,25 +32,31 @@ class Loader:
         threads: int = 2,
         depth: int = 1,
         exact: bool = True,
+        plan: Callable[[np.ndarray, np.ndarray], Any] | None = None,
     ):
         """`key` (seed, rank) and the number of the update decide what is drawn.
+
+        `plan(is_first, age)`, both (B, T), is laid beside a batch as its `plan`, on no device.
 
         exact: draw within `next`, from what is stored then; otherwise a thread draws, and `next`
         only waits for a batch that is not ready.
         """
         self.replay, self.batch, self.length, self.key = replay, batch, length, key
-        self.device, self.depth, self.exact = device, depth, exact
+        self.device, self.depth, self.exact, self.plan = device, depth, exact, plan
         self.threads = ThreadPoolExecutor(threads, "replay")
-        self.waiting: deque[tuple[int, Future[tuple[Draw, dict[str, Tensor]]]]] = deque()
+        self.waiting: deque[tuple[int, Future[tuple[Draw, dict[str, Any]]]]] = deque()
 
-    def next(self, update: int) -> dict[str, Tensor]:
+    def next(self, update: int) -> dict[str, Any]:
         """The batch (B, T, ...) of `update` on the device. Raises what decoding raised."""
         while len(self.waiting) <= self.depth:
             self.begin(update + len(self.waiting))
         number, future = self.waiting.popleft()
         assert number == update, f"batch {number} is next, not {update}"
         _, batch = future.result()
-        return {key: value.to(self.device, non_blocking=True) for key, value in batch.items()}
+        return {
+            key: value.to(self.device, non_blocking=True) if isinstance(value, Tensor) else value
+            for key, value in batch.items()
+        }
 
     def begin(self, update: int) -> None:
         key = (*self.key, 0, update)
@@ -61,10 +69,13 @@ class Loader:
     def draw(self, key: tuple[int, ...]) -> Draw:
         return self.replay.draw(self.batch, self.length, key)
 
-    def read(self, draw: Draw) -> tuple[Draw, dict[str, Tensor]]:
-        batch = {key: torch.from_numpy(value) for key, value in self.replay.read(draw).items()}
+    def read(self, draw: Draw) -> tuple[Draw, dict[str, Any]]:
+        arrays = self.replay.read(draw)
+        batch: dict[str, Any] = {key: torch.from_numpy(value) for key, value in arrays.items()}
         if self.device.type == "cuda":
             batch = {key: value.pin_memory() for key, value in batch.items()}
+        if self.plan:
+            batch["plan"] = self.plan(arrays["is_first"], arrays["age"])
         return draw, batch
 
     def state(self) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from worldmodels.layers import init_weight
+from worldmodels.layers import Dropout, init_weight
 
 Pair = tuple[Tensor, Tensor]  # keys and values
 
@@ -45,9 +45,11 @@ class Window(nn.Module):
     Queries (B, ..., H, d) are scaled; keys and values are finite.
     """
 
-    def __init__(self, heads: int, window: int):
+    def __init__(self, heads: int, window: int, dropout: float = 0.0):
+        """`dropout` of the weights of `mix_scan`."""
         super().__init__()
         self.heads, self.window = heads, window
+        self.drop = Dropout(dropout)
         self.bias = nn.Parameter(torch.zeros(heads, window))
         ahead = window + torch.arange(window)[:, None] - torch.arange(2 * window)
         self.register_buffer("ahead", ahead, persistent=False)  # distance of key j from query i
@@ -74,7 +76,7 @@ class Window(nn.Module):
         """Queries (B, T, H, d) on keys and values (B, W-1 + T, H, d) to (B, T, H*d)."""
         keys, values = pair
         # A padded query sees its own place, so that no row of weights is empty.
-        weights = self.in_blocks(query, keys, reach, 0).softmax(-1)
+        weights = self.drop(self.in_blocks(query, keys, reach, 0).softmax(-1))
         mixed = torch.einsum(
             "bnhij,bnjhd->bnihd", weights.to(values.dtype), blocks(values, self.window)
         )
@@ -122,10 +124,10 @@ def append(cache: Pair, new: Pair) -> Pair:
 class WindowAttention(Window):
     """Multi-head attention (B, T, D) -> (B, T, D) over `window` steps, the query's own included."""
 
-    def __init__(self, width: int, heads: int, window: int):
+    def __init__(self, width: int, heads: int, window: int, dropout: float = 0.0):
         if width % heads:
             raise ValueError(f"width {width} must be a multiple of {heads} heads")
-        super().__init__(heads, window)
+        super().__init__(heads, window, dropout)
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
         for layer in (self.qkv, self.out):

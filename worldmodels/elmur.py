@@ -21,14 +21,15 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from worldmodels.attention import Pair, WindowAttention
 from worldmodels.core import SequenceCore, State
 from worldmodels.elmur_roll import ElmurRoll
-from worldmodels.layers import Enter, RMSNorm
-from worldmodels.segments import Pieces
+from worldmodels.layers import Dropout, Enter, RMSNorm
+from worldmodels.segments import Pieces, plan_pieces
 from worldmodels.slots import NOTHING, Read, Slots, Sum
 from worldmodels.transformer import FeedForward, since_first
 
@@ -36,17 +37,27 @@ from worldmodels.transformer import FeedForward, since_first
 class Layer(nn.Module):
     """The token track of a layer: attention, reading of slots, feed-forward."""
 
-    def __init__(self, width: int, heads: int, window: int, ffn: int, read: Read):
+    def __init__(
+        self,
+        width: int,
+        heads: int,
+        window: int,
+        ffn: int,
+        read: Read,
+        dropout: tuple[float, float],
+    ):
+        """`dropout` of residuals and of the attention's weights."""
         super().__init__()
         self.norm = RMSNorm(width)
-        self.attention = WindowAttention(width, heads, window)
+        self.attention = WindowAttention(width, heads, window, dropout[1])
         self.read = read
         self.feed = FeedForward(width, ffn)
+        self.drop = Dropout(dropout[0])
 
     def recall(self, value: Tensor, query: Tensor, slots: Tensor, bias: Tensor) -> Tensor:
         """Tokens (..., Q, D) after they have read `slots` (..., M, D)."""
-        value = value + self.read(query, self.read.keys(slots), bias)
-        return value + self.feed(value)
+        value = value + self.drop(self.read(query, self.read.keys(slots), bias))
+        return value + self.drop(self.feed(value))
 
 
 class Elmur(SequenceCore):
@@ -70,6 +81,9 @@ class Elmur(SequenceCore):
         write: str,
         bias: bool,
         memory_grad: str,
+        dropout: float,
+        dropout_attention: float,
+        dropout_memory: float,
         provisional: bool,
     ):
         """Widths: flat z, action, `width` of tokens, slots and h, `ffn` inside the feed-forwards.
@@ -83,13 +97,27 @@ class Elmur(SequenceCore):
         self.provisional = provisional
         self.enter = Enter(z, action, width)
         self.layers = nn.ModuleList(
-            Layer(width, heads, window, ffn, Read(width, heads, slots, segment, bias))
-            for _ in range(layers)
+            Layer(width, heads, window, ffn, read, (dropout, dropout_attention))
+            for read in (
+                Read(width, heads, slots, segment, bias, dropout_attention) for _ in range(layers)
+            )
         )
         # A shared memory is written by the first layer alone: were it written by a later one, no
         # layer could be worked off before the others.
         self.memories = nn.ModuleList(
-            Slots(width, heads, slots, segment, ffn, blend, initial, write, bias)
+            Slots(
+                width,
+                heads,
+                slots,
+                segment,
+                ffn,
+                blend,
+                initial,
+                write,
+                bias,
+                dropout_attention,
+                dropout_memory,
+            )
             for _ in range(layers if memory == "per_layer" else 1)
         )
         self.leave = RMSNorm(width)
@@ -187,13 +215,16 @@ class Elmur(SequenceCore):
         key, value = (torch.stack(parts, 1).to(dtype) for parts in zip(*pairs, strict=True))
         return {"key": key, "value": value, **rest}
 
+    def plan(self, is_first: np.ndarray, age: np.ndarray) -> int:
+        return plan_pieces(is_first, age, self.segment)
+
     def scan(
-        self, u: Tensor, is_first: Tensor, state: State, plan: Any = None
+        self, u: Tensor, is_first: Tensor, state: State, plan: int | None = None
     ) -> tuple[Tensor, Tensor, State, State]:
         length = u.shape[1]
         state = self.reset(state, is_first[:, 0])
         known, age = (since_first(is_first, state[name]) for name in ("known", "age"))
-        pieces = Pieces(age, is_first, self.segment)
+        pieces = Pieces(age, is_first, self.segment, plan)
         reach, phase = self.reach(known, age), age % self.segment
         writes = [state["writes"]]
         for s, done in enumerate(pieces.ends.unbind(1), 1):
@@ -209,7 +240,7 @@ class Elmur(SequenceCore):
             cache = tuple(part.to(value.dtype) for part in cache)
             attended, pair = layer.attention.scan(layer.norm(value), cache, reach)
             pairs.append(pair)
-            value = value + attended
+            value = value + layer.drop(attended)
             laid, query = pieces.lay(value), pieces.lay(layer.read.ask(value))
             index = min(number, len(self.memories) - 1)
             slots = self.memories[index]
@@ -230,7 +261,7 @@ class Elmur(SequenceCore):
                 ahead = nothing
                 # All of them for x; else the last, which alone may be written.
                 upto = mean if self.provisional else mean[:, -1:]
-                new = slots.candidates(old[:, None], upto, count[:, None])
+                new = slots.candidates(old[:, None], upto, count[:, None], drop=True)
                 parts.append((out, memory, mean, total, new[:, :, 0]))
                 put = self.kept(slots.put(memory, count, new[:, -1]))
                 memory = torch.where(ends[:, None, None], put, memory)

@@ -108,6 +108,13 @@ class Enter(Dense):
         return super().forward(torch.cat([z, action], -1))
 
 
+class Dropout(nn.Dropout):
+    """Dropout where a gradient is taken alone: never while acting or evaluating, in any mode."""
+
+    def forward(self, value: Tensor) -> Tensor:
+        return super().forward(value) if torch.is_grad_enabled() else value
+
+
 class MLP(nn.Sequential):
     """`layers` Dense blocks of one width, then a linear output when `outputs` is given."""
 

@@ -25,6 +25,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -33,8 +34,8 @@ from worldmodels.attention import Pair, clean
 from worldmodels.core import SequenceCore, State
 from worldmodels.layers import Enter, RMSNorm
 from worldmodels.memory_attention import Group, MemoryAttention
-from worldmodels.pieces import Pieces, take
 from worldmodels.rate_roll import RateRoll
+from worldmodels.segments import Pieces, plan_pieces, take
 from worldmodels.transformer import Block, since_first
 from worldmodels.valve import make_valve
 
@@ -223,28 +224,35 @@ class Rate(SequenceCore):
         pairs = [(key[:, 1:], value[:, 1:]) for key, value in pairs]
         return h[:, 0], x, self.state(pairs, memory, age, known)
 
+    def plan(self, is_first: np.ndarray, age: np.ndarray) -> int:
+        return plan_pieces(is_first, age, self.segment)
+
     @torch.compiler.disable  # the number of rounds depends on the resets
     def scan(
-        self, u: Tensor, is_first: Tensor, state: State, plan: Any = None
+        self, u: Tensor, is_first: Tensor, state: State, plan: int | None = None
     ) -> tuple[Tensor, Tensor, State, State]:
         age, known = (since_first(is_first, state[name]) for name in ("age", "known"))
-        pieces = Pieces(is_first, age, self.segment)
-        near, far = (pieces.pack(reach) for reach in self.reaches(age, known))
-        last = (pieces.count - 1).clamp(min=0)[..., None]
+        pieces = Pieces(age, is_first, self.segment, plan, packed=True)
+
+        def rounds(value: Tensor) -> Tensor:
+            return pieces.lay(value).transpose(0, 1)
+
+        near, far = (rounds(reach) for reach in self.reaches(age, known))
+        count = pieces.taken.sum(2).T
+        last = (count - 1).clamp(min=0)[..., None]
         at = last
         if self.provisional:
             at = torch.arange(self.segment, device=u.device).expand_as(far)
         reaches = near, at, far.gather(2, at)
         masks = self.masks(*(part.flatten(0, 1) for part in reaches)).unflatten(0, near.shape[:2])
-        value, complete = pieces.pack(self.enter(u)), pieces.pack(self.complete(age)).any(2)
-        reset = pieces.pack(is_first)[..., :1, None]
+        value, complete, reset = rounds(self.enter(u)), pieces.ends.T, pieces.begins.T
         biases, caches = self.biases(self.segment, at.shape[2]), self.caches(state)
         shift = torch.arange(self.kept, device=u.device)
         memories = [self.memory.expand_as(state["memory"]), state["memory"]]
         before = [torch.stack(parts, 1).detach() for parts in zip(*caches, strict=True)]
         hs, news, keys, values = [], [], [], []
-        for i in range(pieces.rounds):
-            memory = torch.where(reset[i], self.memory, memories[-1])
+        for i in range(pieces.pieces):
+            memory = torch.where(reset[i][:, None, None], self.memory, memories[-1])
             h, new, both = self.run(value[i], memory, caches, biases, masks[i])
             written = take(new, last[i])[:, 0] if self.provisional else new[:, 0]
             memories.append(self.commit(complete[i], written, memory))
@@ -252,16 +260,20 @@ class Rate(SequenceCore):
             news.append(new)
             for part, parts in zip((keys, values), zip(*both, strict=True), strict=True):
                 part.append(torch.stack([one[:, self.kept :].detach() for one in parts], 2))
-            kept = pieces.count[i][:, None] + shift
+            kept = count[i][:, None] + shift
             caches = [(take(key, kept), take(val, kept)) for key, val in both]
-        h, memory = pieces.unpack(hs), torch.stack(memories, 1)
+
+        def steps(rounds: list[Tensor]) -> Tensor:
+            return pieces.pick(torch.stack(rounds, 1))
+
+        h, memory = steps(hs), torch.stack(memories, 1)
         # The memory that follows each step, among the initial one, the state's and each round's.
-        begun = torch.where(pieces.reset, 0, pieces.piece + 1)
+        begun = torch.where(pieces.begins.gather(1, pieces.piece), 0, pieces.piece + 1)
         index = torch.where(self.complete(age), pieces.piece + 2, begun)
-        shown = pieces.unpack(news) if self.provisional else take(memory, index)
+        shown = steps(news) if self.provisional else take(memory, index)
         context = {"memory": memory, "index": index, "age": age, "known": known}
         for name, cache, parts in zip(("key", "value"), before, (keys, values), strict=True):
-            new = pieces.unpack(parts).transpose(1, 2)
+            new = steps(parts).transpose(1, 2)
             context[name] = torch.cat([cache, new], 2)  # of each layer kept + T keys or values
         state = self.state(caches, memories[-1], age[:, -1], known[:, -1])
         return h, torch.cat([shown.flatten(2), h], -1), state, context

@@ -16,7 +16,7 @@ from torch import Tensor
 from worldmodels.attention import Pair
 from worldmodels.core import State
 from worldmodels.memory_attention import Group
-from worldmodels.pieces import put, take
+from worldmodels.segments import put, take
 
 if TYPE_CHECKING:
     from worldmodels.rate import Rate

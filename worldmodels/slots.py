@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from worldmodels.attention import Pair, biased
-from worldmodels.layers import RMSNorm, init_weight
+from worldmodels.layers import Dropout, RMSNorm, init_weight
 from worldmodels.segments import Grid
 from worldmodels.transformer import FeedForward
 
@@ -35,9 +35,11 @@ INITIAL = 0.1  # standard deviation of slots before their first write: RememberC
 class CrossAttention(nn.Module):
     """Projections of multi-head attention from one set of vectors (..., D) to another."""
 
-    def __init__(self, width: int, heads: int):
+    def __init__(self, width: int, heads: int, dropout: float):
+        """`dropout` of the weights in training."""
         super().__init__()
         self.heads = heads
+        self.drop = Dropout(dropout)
         self.query = nn.Linear(width, width, bias=False)
         self.pair = nn.Linear(width, 2 * width, bias=False)
         self.out = nn.Linear(width, width, bias=False)
@@ -62,8 +64,10 @@ class CrossAttention(nn.Module):
 class Read(CrossAttention):
     """What tokens (..., Q, D) read from slots: a residual (..., Q, D)."""
 
-    def __init__(self, width: int, heads: int, slots: int, segment: int, bias: bool):
-        super().__init__(width, heads)
+    def __init__(
+        self, width: int, heads: int, slots: int, segment: int, bias: bool, dropout: float
+    ):
+        super().__init__(width, heads, dropout)
         self.norm = RMSNorm(width)
         # By the token's phase and the segments since the slot was written; the last row: empty.
         table = torch.zeros(segment, slots + 1, heads)
@@ -83,7 +87,7 @@ class Read(CrossAttention):
         """`slots`: keys and values (..., M, D) for all Q queries; bias (..., Q, H, M)."""
         key, val = (self.split(part) for part in slots)
         scores = torch.einsum("...qhd,...mhd->...qhm", query, key)
-        weights = torch.softmax(scores.to(bias.dtype) + bias, -1).to(val.dtype)
+        weights = self.drop(torch.softmax(scores.to(bias.dtype) + bias, -1)).to(val.dtype)
         return self.out(torch.einsum("...qhm,...mhd->...qhd", weights, val).flatten(-2))
 
     def imagine(
@@ -128,8 +132,10 @@ class Slots(CrossAttention):
         initial: str,
         write: str,
         bias: bool,
+        dropout: float,
+        dropout_memory: float,
     ):
-        super().__init__(width, heads)
+        super().__init__(width, heads, dropout)
         self.slots, self.blend, self.write = slots, blend, write
         self.every = write == "all"
         self.each = slots if self.every else 1  # slots that a segment writes
@@ -139,6 +145,7 @@ class Slots(CrossAttention):
         self.slot_norm, self.token_norm = RMSNorm(width), RMSNorm(width)
         self.feed = FeedForward(width, ffn)
         self.close = RMSNorm(width)
+        self.drop_memory = Dropout(dropout_memory)
         # The anchor of the slot in turn is always M segments back, so the time from it to a token
         # is the token's phase and a constant.
         self.bias = nn.Parameter(torch.zeros(segment, heads), requires_grad=bias)
@@ -212,16 +219,17 @@ class Slots(CrossAttention):
         scores = scores[:, None].masked_fill(later, NOTHING)  # (B, ends, E, H, L)
         ahead = total[:, None, :, :, None].expand(*scores.shape[:-1], 1)
         scores = torch.cat([ahead, scores], -1)
-        weights = torch.softmax(scores, -1)
+        weights = self.drop(torch.softmax(scores, -1))
         after = torch.einsum("bnehp,bphd->bnehd", weights[..., 1:].to(val.dtype), val)
         after = after + weights[..., :1] * self.split(mean)[:, None]
         return after.flatten(-2), scores.logsumexp(-1)
 
-    def candidates(self, old: Tensor, mean: Tensor, writes: Tensor) -> Tensor:
+    def candidates(self, old: Tensor, mean: Tensor, writes: Tensor, drop: bool = False) -> Tensor:
         """New contents (..., E, D) of slots `old` (..., E, D) that have gathered `mean`, after
-        `writes` (...)."""
+        `writes` (...); `drop`: with dropout of what is new."""
         new = old + self.out(mean)
         new = self.close(new + self.feed(new))
+        new = self.drop_memory(new) if drop else new
         if self.write == "lru":
             share = torch.where(writes < self.slots, 1.0, self.blend).to(new.dtype)
             new = torch.lerp(old.expand_as(new), new, share[..., None, None])

@@ -135,9 +135,17 @@ class WorldModel(nn.Module):
         return {k: torch.cat([out[k] for out in outs]).unflatten(0, h.shape[:2]) for k in outs[0]}
 
     def observe(
-        self, embed: Tensor, action: Tensor, is_first: Tensor, carry: Carry, noise: Tensor
+        self,
+        embed: Tensor,
+        action: Tensor,
+        is_first: Tensor,
+        carry: Carry,
+        noise: Tensor,
+        plan: Any = None,
     ) -> tuple[dict[str, Any], Carry]:
         """Latents of a batch: embed (B, T, E), action (B, T, A) taken at t, is_first (B, T).
+
+        `plan` is the core's for these rows, if the loader made one (`SequenceCore.plan`).
 
         Returns a dict of h (B, T, D), x (B, T, X), z (B, T, S*C), post (B, T, S, C) as
         log-probabilities, context (for `core.imagine`), and the carry after the last step.
@@ -145,23 +153,35 @@ class WorldModel(nn.Module):
         run = self.observe_recurrent if self.recurrent else self.observe_parallel
         previous = torch.cat([carry["action"][:, None], action[:, :-1]], 1)
         previous = torch.where(is_first[..., None], 0.0, previous)
-        out, core = run(self.posterior.project(embed), previous, is_first, carry, noise)
+        out, core = run(self.posterior.project(embed), previous, is_first, carry, noise, plan)
         return out, {"core": core, "z": out["z"][:, -1], "action": action[:, -1]}
 
     def observe_parallel(
-        self, projected: Tensor, previous: Tensor, is_first: Tensor, carry: Carry, noise: Tensor
+        self,
+        projected: Tensor,
+        previous: Tensor,
+        is_first: Tensor,
+        carry: Carry,
+        noise: Tensor,
+        plan: Any,
     ) -> tuple[dict[str, Any], Any]:
         logits = self.posterior(projected)
         z = self.sample(logits, noise)
         z_before = torch.cat([carry["z"][:, None], z[:, :-1]], 1)
         z_before = torch.where(is_first[..., None], 0.0, z_before)
         u = torch.cat([z_before, previous], -1)
-        h, x, core, context = self.core.scan(u, is_first, carry["core"])
+        h, x, core, context = self.core.scan(u, is_first, carry["core"], plan)
         return {"h": h, "x": x, "z": z, "post": self.log_probs(logits), "context": context}, core
 
     @torch.compiler.disable  # unrolled over T, the graph would take too long to compile
     def observe_recurrent(
-        self, projected: Tensor, previous: Tensor, is_first: Tensor, carry: Carry, noise: Tensor
+        self,
+        projected: Tensor,
+        previous: Tensor,
+        is_first: Tensor,
+        carry: Carry,
+        noise: Tensor,
+        plan: Any,
     ) -> tuple[dict[str, Any], Any]:
         state, z = carry["core"], carry["z"]
         prepared, posterior = self.core.prepare(), self.posterior.prepare()
@@ -211,15 +231,17 @@ class WorldModel(nn.Module):
         return torch.sigmoid(self.cont(hz).float().squeeze(-1))
 
     def losses(
-        self, batch: dict[str, Tensor], carry: Carry, noise: Tensor
+        self, batch: dict[str, Any], carry: Carry, noise: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """World-model losses, each (B, T): dyn, rep, reward, cont and one a decoded key.
 
-        batch: observations, action (B, T, A) encoded, reward, is_first, is_terminal. Also returns
+        batch: observations, action (B, T, A) encoded, reward, is_first, is_terminal, and `plan`, if
+        there is one. Also returns
         the latents of `observe`, and `hz` (B, T, D + S*C), which every head reads.
         """
         obs = {key: batch[key] for key in self.obs_space}
-        out, _ = self.observe(self.encode(obs), batch["action"], batch["is_first"], carry, noise)
+        inputs = batch["action"], batch["is_first"], carry, noise, batch.get("plan")
+        out, _ = self.observe(self.encode(obs), *inputs)
         prior = self.log_probs(self.prior(out["h"]))
         losses = {}
         losses["dyn"], losses["rep"] = latent.kl_losses(out["post"], prior, self.free)

@@ -100,7 +100,7 @@ def test_behaviour_ends_where_its_gradients_are_done_and_the_worlds_are_to_come(
         laps.append((part, *grads))
 
     monkeypatch.setattr(cell.Clock, "lap", lap)
-    cell.split(learner, CELL.loader(tmp_path, learner.device), 0)
+    cell.split(learner, CELL.loader(tmp_path, learner), 0)
     no, yes = {False}, {True}
     assert laps == [
         ("data", no, no),

@@ -41,6 +41,45 @@ def learned(task, length, updates=300, windows=1):
 # Cores on streams
 
 
+@pytest.mark.parametrize("kind", ["same", "turned", "halved"])
+def test_drift_is_that_of_memories_one_segment_apart(kind):
+    class Core:
+        def initial(self, batch):
+            return {"memory": torch.tensor([[3.0, 4.0]]).expand(batch, 2)}
+
+    turns = {"same": torch.eye(2), "turned": torch.tensor([[0.0, 1.0], [-1.0, 0.0]])}
+
+    def probe(piece, state, start):
+        return None, {"memory": state["memory"] @ turns.get(kind, torch.eye(2) / 2)}
+
+    probe.core = Core()
+    cosine, ratio, change = {
+        "same": (1, 1, 0), "turned": (0, 1, 2**0.5), "halved": (1, 0.5, 0.5)
+    }[kind]  # fmt: skip
+    piece = next(TMaze().walk(rng(), np.full(3, 9), np.ones(3), [(0, 10)]))
+    pieces = [piece.cut(0, 5), piece.cut(5, 10), piece.cut(5, 10), piece.cut(9, 10)]
+    found = supervised.drift(probe, pieces, 5)
+    assert len(found) == 2  # nothing was written before the first, and the last is no segment
+    for step in found:
+        assert step == pytest.approx((cosine, ratio, change), abs=1e-6)
+
+
+def test_long_trainings_tell_of_their_progress(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(supervised, "REPORT", 0)
+    out = ["--out", str(tmp_path), "--cores", "gru", "--seeds", "0"]
+    assert recall.main([*COMMAND, *out]) == 0
+    assert "gru seed 0: update 3 of 3, loss " in capsys.readouterr().out
+
+
+def test_drift_is_reported_for_cores_with_segments(tmp_path):
+    out = ["--out", str(tmp_path), "--cores", "gru", "rate", "--seeds", "0", "--drift", "4"]
+    assert recall.main([*COMMAND, *out]) == 0
+    found = {row["core"]: row.get("drift") for row in results(tmp_path)}
+    assert found["gru"] is None
+    assert len(found["rate"]) == 3
+    assert "| rate | 0 |" in (tmp_path / "table.md").read_text().split("from segment to segment")[1]
+
+
 @pytest.mark.parametrize("core", sorted(CORES))
 def test_streaming_in_pieces_equals_one_scan(core):
     task = TMaze()
@@ -295,6 +334,7 @@ def test_variants_of_a_core_stand_side_by_side(tmp_path):
         ["--windows", "3"],
         ["--lr", "0.01"],
         ["--warmup", "1"],
+        ["--smoothing", "0.1"],
     ],
     ids=lambda flags: flags[0],
 )

@@ -38,6 +38,17 @@ def test_a_batch_is_tensors_of_consecutive_steps(image_counter):
     loader.close()
 
 
+def test_a_plan_is_made_from_the_rows_and_goes_to_no_device(image_counter):
+    replay = image_counter.make()
+    image_counter.fill(replay, 100)
+    loader = Loader(replay, 4, 20, (0, 0), CPU, plan=lambda is_first, age: (is_first, age))
+    batch = loader.next(0)
+    is_first, age = batch["plan"]
+    assert (is_first == batch["is_first"].numpy()).all()
+    assert (age == batch["age"].numpy()).all()
+    loader.close()
+
+
 @pytest.mark.parametrize("depth", [1, 3])
 def test_batches_do_not_depend_on_how_slow_the_threads_are(counter, tmp_path, depth, monkeypatch):
     runs = []

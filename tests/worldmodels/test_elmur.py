@@ -299,6 +299,22 @@ def test_each_setting_changes_h(changes):
     assert not torch.allclose(h1, h2)
 
 
+@pytest.mark.parametrize("name", ["dropout", "dropout_attention", "dropout_memory"])
+def test_dropout_disturbs_training_and_nothing_else(name):
+    u, is_first = draw(13)
+    core, plain = make(**{name: 0.5}), make()
+    state = core.initial(B)
+
+    def scan(core):
+        return core.scan(u, is_first, state)[0]
+
+    assert not torch.equal(scan(core), scan(core))
+    with torch.no_grad():
+        torch.testing.assert_close(scan(core), scan(plain))
+        stepped, _, _ = by_steps(core, u, is_first, state)
+        torch.testing.assert_close(stepped, scan(plain))
+
+
 def test_fixed_slots_are_saved_and_not_trained():
     core = make(initial="fixed")
     names = {name for name, param in core.named_parameters() if not param.requires_grad}
