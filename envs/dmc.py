@@ -6,6 +6,7 @@ has no limit of its own and may end by itself.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import warnings
@@ -26,9 +27,13 @@ UNBOUNDED = 1e10
 DRAWS_ALWAYS = ("quadruped_escape",)
 
 
+@functools.cache
 def load_suite() -> Any:
-    """dm_control.suite. Without a screen its import warns, whether somebody draws or not."""
-    with warnings.catch_warnings():
+    """dm_control.suite. Its import decides for the whole process what draws, and a wrong choice
+    ends the process at the first picture; states alone need no backend."""
+    with contextlib.suppress(RuntimeError):
+        choose_backend()
+    with warnings.catch_warnings():  # of a missing screen
         warnings.simplefilter("ignore")
         from dm_control import suite
     return suite
