@@ -51,6 +51,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--windows", type=int, default=1, help="parts of a training row, no gradient between them")
     add("--lr", type=float, default=1e-3, help="learning rate of LaProp")
     add("--warmup", type=int, default=100, help="updates over which the rate rises from 0")
+    add("--decay", type=float, default=0, help="last share of updates in which the rate falls to 0")
     add("--smoothing", type=float, default=0, help="label smoothing in training")
     add("--rows", type=int, default=100, help="test rows")
     add("--chunk", type=int, default=960, help="steps of a test row scanned at once")
@@ -83,6 +84,7 @@ def one(args: argparse.Namespace, task: Task, core: str, seed: int) -> list[dict
         updates=args.updates,
         flops=args.flops,
         smoothing=args.smoothing,
+        decay=args.decay,
         report=lambda line: print(f"{core} seed {seed}: {line}", flush=True),
     )
 

@@ -80,13 +80,15 @@ def train(
     updates: int,
     flops: float = 0,
     smoothing: float = 0,
+    decay: float = 0,
     report: Callable[[str], None] = lambda line: None,
 ) -> Training:
     """`updates` updates, or fewer where more would exceed `flops` (0: no limit); at least one.
 
     A row is scanned in `windows` equal parts. The state goes from one to the next without its
     gradient, so with more than one nothing learns what to write for a later part. `smoothing` takes
-    that share of every target and spreads it over all classes. `report` is told of the progress
+    that share of every target and spreads it over all classes. Over the last share `decay` of the
+    updates the learning rate falls to 0. `report` is told of the progress
     every half a minute.
     """
     if length % windows:
@@ -120,7 +122,10 @@ def train(
     each = counter.get_total_flops()
     count = int(max(1, min(updates, flops // each))) if flops else updates
     told = time.monotonic()
+    rates = optimiser.rates
     for number in range(2, count + 1):
+        left = (count + 1 - number) / max(1, decay * count)
+        optimiser.rates = [rate * min(1.0, left) for rate in rates] if decay else rates
         loss = update()
         if time.monotonic() - told > REPORT:
             report(f"update {number:,} of {count:,}, loss {loss:.3g}")

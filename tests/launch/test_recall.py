@@ -335,6 +335,7 @@ def test_variants_of_a_core_stand_side_by_side(tmp_path):
         ["--lr", "0.01"],
         ["--warmup", "1"],
         ["--smoothing", "0.1"],
+        ["--decay", "1"],
     ],
     ids=lambda flags: flags[0],
 )
