@@ -221,7 +221,7 @@ def test_nothing_is_left_of_it_when_its_run_ends(tmp_path, how, task, count):
 
 def test_scores_are_set_beside_those_of_others():
     assert normalised("atari_pong", 14.6) == {"human": 1.0}
-    assert normalised("atari_PrivateEye", 24.9) == {"human": 0.0}
+    assert normalised("atari100k_private_eye", 24.9) == {"human": 0.0}
     assert normalised("atari_freeway", 14.8) == {"human": pytest.approx(0.5)}
     maze = normalised("memory_maze_9x9", 34.8)
     assert maze == {"human": pytest.approx(34.8 / 26.4), "oracle": 1.0}
@@ -239,6 +239,7 @@ def test_every_suite_of_references_names_its_source_and_lines_above_random():
         "memory_maze": 4,
         "bsuite": 7,
         "atari": 56,
+        "atari100k": 56,
     }
     for suite, block in blocks("references").items():
         assert block["source"]
