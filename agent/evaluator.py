@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from agent.evaluate import metrics_of, serve, weights_file
+from agent.evaluate import logged, metrics_of, serve, weights_file
 from agent.logger import Logger
 from agent.published import acting_weights
 from agent.update import Update
@@ -45,7 +45,6 @@ class Evaluator:
         self.process: Any = None
         self.pipe: Any = None
         self.asked: dict[str, float] | None = None  # axes of the weights that are being evaluated
-        self.evaluated = -1  # agent step of the newest that were
         self.thread = ThreadPoolExecutor(1, "weights")
         self.written: Future[None] | None = None
         # Before multiprocessing's own exit handler, which waits for a process that waits for us.
@@ -73,7 +72,9 @@ class Evaluator:
     def finish(self, axes: dict[str, float], update: Update, stopped: Callable[[], bool]) -> None:
         """Wait for what is under way, then evaluate the run's last weights; or until `stopped`."""
         self.wait(stopped)
-        if not stopped() and self.evaluated != axes["agent_step"]:
+        # A run that had ended and is started again has been here before.
+        done = {row["agent_step"] for row in logged(self.logger.folder)}
+        if not stopped() and axes["agent_step"] not in done:
             self.begin(axes, update)
             self.wait(stopped)
 
@@ -128,7 +129,6 @@ class Evaluator:
             self.failed += 1
             log.warning("evaluation at step %d failed: %s", self.asked["agent_step"], result)
         else:
-            self.evaluated = int(self.asked["agent_step"])
             self.logger.evaluation(self.asked, metrics_of(result))
         self.asked = None
 

@@ -129,6 +129,13 @@ def test_a_resumed_run_evaluates_when_the_next_is_due(beside):
     assert evaluator.asked
 
 
+def test_the_last_weights_of_a_run_are_evaluated_once_and_not_after_a_request_to_stop(beside):
+    evaluator, update = beside()
+    for stopped, steps in ((True, []), (False, [150]), (False, [150])):
+        evaluator.finish(axes(150), update, lambda stopped=stopped: stopped)
+        assert [row["agent_step"] for row in logged(evaluator.logger.folder)] == steps
+
+
 def test_a_busy_process_holds_up_nobody_and_what_falls_due_is_skipped(beside, caplog):
     evaluator, update = beside()
     until(lambda: psutil.Process(evaluator.process.pid).nice() == LOW)
