@@ -2,20 +2,33 @@
 
 Exactly N episodes, spread evenly over environment slots, with seeds that training never uses;
 greedy and sampled actions apart. Prints a table and writes evaluation.json in the run's folder.
+Weights, seeds and noise being the same, so are the numbers: on a CPU they are those that an
+evaluation beside training logs, and `--repeat` plays the last of these again.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import math
+import os
+import signal
 import sys
+import threading
+import traceback
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from agent.scores import normalised
 from configs import process
+from configs.schema import Config
+
+MODES = ("greedy", "sampled")
+SLOTS = 4
+NICE = 10  # of the process beside training: a tenth of the share of what it competes with
 
 
 def shares(episodes: int, slots: int) -> list[int]:
@@ -71,42 +84,37 @@ def play(
     return [result for slot in done for result in slot]
 
 
-def evaluate(folder: Path, episodes: int, slots: int, forget: int = 0) -> dict[str, Any]:
-    """Load the newest checkpoint of a run and play; ValueError when there is none."""
+def measure(
+    config: Config, weights: dict[str, Any], episodes: int, slots: int = SLOTS, forget: int = 0
+) -> dict[str, Any]:
+    """Play `episodes` in each mode on one CPU thread with `weights` by name, which may be more than
+    acting needs: mode -> episodes, mean, interval_95, length, of (scores.py), restarts, results."""
     import torch
 
-    from agent.checkpoint import Checkpoints
+    from agent.published import acting_copy
     from agent.run import env_maker
     from agent.update import Update
-    from configs import load as configs
+    from configs.mkl import choose_products
     from envs.make import cheap
     from envs.pool import EnvPool
 
-    if not (folder / "config.yaml").exists():
-        raise ValueError(f"{folder} holds no run: config.yaml is missing")
-    config = configs.load(folder / "config.yaml")
-    published = Checkpoints(folder / "checkpoints").published()
-    if not published:
-        raise ValueError(f"{folder} holds no checkpoint yet")
-    parts = Checkpoints.load(published[-1])
-    out: dict[str, Any] = {
-        "task": config.task,
-        "core": config.core,
-        "agent_step": parts["run"]["agent_step"],
-        "update": parts["learner"]["updates"],
-    }
-    for mode in ("greedy", "sampled"):
+    # As in the process beside training, so that both round alike.
+    choose_products(config.products)
+    torch.set_num_threads(1)
+    out: dict[str, Any] = {}
+    for mode in MODES:
         pool = EnvPool(
             env_maker(config),
             min(slots, episodes),
             config.seed,
             not cheap(config.task),
+            timeout=config.env.timeout,
+            restarts_per_hour=config.env.restarts_per_hour,
             purpose="eval",
         )
         try:
-            update = Update(config, pool.obs_space, pool.act_space)
-            update.load_state_dict(parts["learner"]["model"])
-            torch.set_num_threads(max(1, config.threads))
+            update = acting_copy(Update(config, pool.obs_space, pool.act_space))
+            update.load_state_dict({name: weights[name] for name in update.state_dict()})
             results = play(update, pool, episodes, config.seed, mode == "greedy", forget)
         finally:
             pool.close()
@@ -116,33 +124,154 @@ def evaluate(folder: Path, episodes: int, slots: int, forget: int = 0) -> dict[s
             "mean": mean,
             "interval_95": half,
             "length": float(np.mean([result["length"] for result in results])),
+            "of": normalised(config.task, mean),
+            "restarts": pool.restarts,
             "results": results,
         }
     return out
 
 
+def metrics_of(result: dict[str, Any]) -> dict[str, float]:
+    """What a row of metrics holds of a `measure`."""
+    out: dict[str, float] = {}
+    for mode in MODES:
+        row = result[mode]
+        out[f"eval/{mode}/return"] = row["mean"]
+        if row["interval_95"] is not None:
+            out[f"eval/{mode}/interval_95"] = row["interval_95"]
+        out[f"eval/{mode}/length"] = row["length"]
+        out.update({f"eval/{mode}/of_{name}": value for name, value in row["of"].items()})
+        out[f"eval/{mode}/restarts"] = row["restarts"]
+    out["eval/episodes"] = result["greedy"]["episodes"]
+    return out
+
+
+def weights_file(folder: Path) -> Path:
+    """Where a run's folder holds the weights of its last evaluation beside training."""
+    return folder / "evaluation" / "weights.pt"
+
+
+def serve(config: Config, pipe: Any) -> None:
+    """The process beside training: a file of weights in, what `measure` gives or a text out."""
+    from envs.pool import WORKER_ENVIRONMENT, leave_with_parent
+
+    # The parent decides when to stop; its SIGTERM lets the pool be closed. Ctrl-C reaches us too.
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    threading.Thread(target=leave_with_parent, daemon=True).start()
+    os.nice(NICE)
+    os.environ.update(WORKER_ENVIRONMENT)
+    import torch
+
+    with contextlib.suppress(EOFError, OSError):
+        while True:
+            file = pipe.recv()
+            try:
+                content = torch.load(file, map_location="cpu", weights_only=True)
+                pipe.send(measure(config, content["weights"], content["episodes"]))
+            except Exception:
+                pipe.send(traceback.format_exc())
+
+
+def logged(folder: Path) -> list[dict[str, Any]]:
+    """The rows of evaluations beside training, in the order of their steps."""
+    file = folder / "metrics.jsonl"
+    rows = file.read_text().splitlines() if file.exists() else []
+    found = [json.loads(row) for row in rows if '"eval/greedy/return"' in row]
+    return sorted(found, key=lambda row: row["agent_step"])
+
+
+def load_run(folder: Path, repeat: bool = False) -> tuple[Config, dict[str, Any]]:
+    """Settings, and agent_step, update and weights: of the newest checkpoint, or with `repeat` of
+    the last evaluation beside training. ValueError when there is none."""
+    import torch
+
+    from agent.checkpoint import Checkpoints
+    from configs import load as configs
+
+    if not (folder / "config.yaml").exists():
+        raise ValueError(f"{folder} holds no run: config.yaml is missing")
+    config = configs.load(folder / "config.yaml")
+    if repeat:
+        file = weights_file(folder)
+        if not file.exists():
+            raise ValueError(f"{folder} holds no evaluation to repeat: train with --eval.every")
+        return config, torch.load(file, map_location="cpu", weights_only=True)
+    published = Checkpoints(folder / "checkpoints").published()
+    if not published:
+        raise ValueError(f"{folder} holds no checkpoint yet")
+    parts = Checkpoints.load(published[-1])
+    return config, {
+        "agent_step": parts["run"]["agent_step"],
+        "update": parts["learner"]["updates"],
+        "episodes": config.eval.episodes,
+        "weights": parts["learner"]["model"],
+    }
+
+
+def evaluate(
+    folder: Path, episodes: int = 0, slots: int = SLOTS, forget: int = 0, repeat: bool = False
+) -> dict[str, Any]:
+    """Evaluate what `load_run` gives; 0 episodes: as many as an evaluation beside training."""
+    config, run = load_run(folder, repeat)
+    about = {"task": config.task, "core": config.core}
+    about.update({key: run[key] for key in ("agent_step", "update")})
+    episodes = episodes or run["episodes"]
+    return {**about, **measure(config, run["weights"], episodes, slots, forget)}
+
+
+def show(result: dict[str, Any], rows: list[dict[str, Any]]) -> None:
+    """The table, and how it compares with the evaluations `rows` of the run."""
+    print(f"{result['task']}, core {result['core']}, step {result['agent_step']:,}")
+    names = list(result["greedy"]["of"])
+    head = "".join(f" {'of ' + name:>10}" for name in names)
+    print(f"{'mode':8} {'episodes':>8} {'mean':>9} {'+- (95 %)':>10} {'length':>8}{head}")
+    for mode in MODES:
+        row = result[mode]
+        half = "none" if row["interval_95"] is None else f"{row['interval_95']:.2f}"
+        of = "".join(f" {row['of'][name]:10.3f}" for name in names)
+        print(
+            f"{mode:8} {row['episodes']:8} {row['mean']:9.2f} {half:>10} {row['length']:8.1f}{of}"
+        )
+        if row["restarts"]:
+            print(f"  {row['restarts']} failures of environments: their episodes count as cut")
+    if not rows:
+        return
+    here = [row for row in rows if row["agent_step"] == result["agent_step"]]
+    last = (here or rows)[-1]
+    for mode in MODES:
+        key = f"eval/{mode}/return"
+        half = result[mode]["interval_95"] or 0.0
+        away = abs(last[key] - result[mode]["mean"])
+        where = "the same" if not away else "inside" if away <= half else "outside"
+        best = max(rows, key=lambda row: row[key])
+        print(
+            f"{mode}: logged {last[key]:.2f} at step {last['agent_step']:,}, {where}"
+            f"{' the interval' if away else ''}; highest logged {best[key]:.2f} "
+            f"at step {best['agent_step']:,}"
+        )
+
+
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser("agent.evaluate", description=__doc__)
     parser.add_argument("--logdir", type=Path, required=True, help="folder of the run")
-    parser.add_argument("--episodes", type=int, default=20, help="episodes in each mode")
-    parser.add_argument("--slots", type=int, default=4, help="environments side by side")
+    parser.add_argument("--episodes", type=int, help="episodes in each mode; as in the run")
+    parser.add_argument("--slots", type=int, default=SLOTS, help="environments side by side")
     parser.add_argument(
         "--forget", type=int, default=0, help="step at which memory is made initial; 0: never"
     )
+    parser.add_argument(
+        "--repeat", action="store_true", help="weights of the last evaluation beside training"
+    )
     args = parser.parse_args(argv)
-    if args.episodes < 1 or args.slots < 1:
+    if args.slots < 1 or (args.episodes is not None and args.episodes < 1):
         parser.error("--episodes and --slots must be at least 1")
     try:
-        result = evaluate(args.logdir, args.episodes, args.slots, args.forget)
+        result = evaluate(args.logdir, args.episodes or 0, args.slots, args.forget, args.repeat)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{result['task']}, core {result['core']}, step {result['agent_step']:,}")
-    print(f"{'mode':8} {'episodes':>8} {'mean':>9} {'+- (95 %)':>10} {'length':>8}")
-    for mode in ("greedy", "sampled"):
-        row = result[mode]
-        half = "no interval" if row["interval_95"] is None else f"{row['interval_95']:.2f}"
-        print(f"{mode:8} {row['episodes']:8} {row['mean']:9.2f} {half:>10} {row['length']:8.1f}")
+    show(result, logged(args.logdir))
     (args.logdir / "evaluation.json").write_text(json.dumps(result, indent=1) + "\n")
     return 0
 

@@ -115,6 +115,13 @@ class Logger:
         if self.board:
             self.guard(self.board.scalars, {**metrics, **axes}, int(axes["env_step"]))
 
+    def evaluation(self, axes: dict[str, float], metrics: dict[str, float]) -> None:
+        """A row whose axes are those of the weights that were evaluated, which lie behind."""
+        self.metrics.write({**axes, **metrics})
+        if self.board:
+            # Without the axes: TensorBoard draws a tag in the order in which it is written.
+            self.guard(self.board.scalars, metrics, int(axes["env_step"]))
+
     def score(self, axes: dict[str, float], score: dict[str, Any]) -> None:
         """One finished episode."""
         self.scores.write({**axes, **score})

@@ -24,6 +24,7 @@ from agent import media, seeding
 from agent.actor import Actor
 from agent.ages import norm_by_age
 from agent.checkpoint import Checkpoints
+from agent.evaluator import Evaluator
 from agent.learner import Learner
 from agent.logger import Logger, Terminal
 from configs.schema import Config
@@ -59,10 +60,11 @@ class Loop:
         terminal: Terminal,
         checkpoints: Checkpoints,
         flops_per_update: int,
+        evaluator: Evaluator | None = None,
     ):
         self.config, self.pool, self.actor, self.learner = config, pool, actor, learner
         self.replay, self.loader, self.logger = replay, loader, logger
-        self.terminal, self.checkpoints = terminal, checkpoints
+        self.terminal, self.checkpoints, self.evaluator = terminal, checkpoints, evaluator
         self.flops_per_update = flops_per_update
         self.agent_step = 0
         self.correction = 0  # simulator steps received, less `repeat` for every action of theirs
@@ -100,6 +102,9 @@ class Loop:
         self.row()
         self.correction -= late
         self.save()
+        if self.evaluator and not self.stop:
+            self.evaluator.finish(self.axes(), self.learner.update, lambda: bool(self.stop))
+            self.save()  # with the evaluation among the metrics
 
     def go(self) -> None:
         """Ticks and the updates that they owe, until the end or a request to stop."""
@@ -195,6 +200,8 @@ class Loop:
 
     def report(self) -> None:
         self.log_scores()
+        if self.evaluator:
+            self.evaluator.look(self.axes(), self.learner.update)
         now = time.monotonic()
         if now - self.last_row >= self.config.log.every:
             self.row()
@@ -240,6 +247,8 @@ class Loop:
         metrics["env/restarts"] = self.pool.restarts
         metrics["usage/ram_gb"] = self.process.memory_info().rss / 1e9
         metrics.update({f"replay/{key}": value for key, value in self.replay.stats().items()})
+        if self.evaluator:
+            metrics.update(self.evaluator.stats())
         if self.recent:
             metrics["episode/return_mean_100"] = float(np.mean(list(self.recent)))
         self.logger.row(self.axes(), metrics)

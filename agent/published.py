@@ -11,17 +11,34 @@ from __future__ import annotations
 import copy
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from agent.update import Update
 
 
+def left_out(update: Update) -> tuple[nn.Module, ...]:
+    """The parts that acting does not need."""
+    world = update.world
+    return (world.decoder, world.prior, world.reward, world.cont, update.critic, update.slow)
+
+
 def acting_copy(update: Update) -> Update:
     """A copy of what acting needs: encoder, core, posterior and actor; the rest is None."""
-    world = update.world
-    left_out = (world.decoder, world.prior, world.reward, world.cont, update.critic, update.slow)
     # To `deepcopy`, what is in the memo has been copied already.
-    return copy.deepcopy(update, {id(part): None for part in left_out}).requires_grad_(False)
+    return copy.deepcopy(update, {id(part): None for part in left_out(update)}).requires_grad_(
+        False
+    )
+
+
+def acting_weights(update: Update) -> dict[str, Tensor]:
+    """Copies on the CPU of the tensors that an `acting_copy` would hold, by name."""
+    parts = [part.state_dict(keep_vars=True) for part in left_out(update)]
+    without = {id(tensor) for part in parts for tensor in part.values()}
+    return {
+        name: tensor.detach().to("cpu", copy=True)
+        for name, tensor in update.state_dict(keep_vars=True).items()
+        if id(tensor) not in without
+    }
 
 
 class Published:

@@ -17,6 +17,7 @@ from agent import auto
 from agent.actor import Actor
 from agent.checkpoint import Checkpoints
 from agent.episodes import EpisodeTable, bsuite_file
+from agent.evaluator import Evaluator
 from agent.learner import Learner
 from agent.logger import Logger, Terminal
 from agent.loop import Loop
@@ -37,7 +38,7 @@ log = logging.getLogger("agent")
 
 # May differ between a run and its resumption; everything else must agree.
 FREE_AT_RESUME = (
-    *("steps", "logdir", "log.", "checkpoint.", "replay.ram_gb"),
+    *("steps", "logdir", "log.", "eval.", "checkpoint.", "replay.ram_gb"),
     *("device", "precision", "threads", "products", "compile"),
     *("env.timeout", "env.restarts_per_hour"),
 )
@@ -163,7 +164,7 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
     except ValueError as error:  # spaces that cannot be used
         raise RunError(f"--task {config.task}: {error}") from error
     terminal = Terminal()
-    loader = logger = None
+    loader = logger = evaluator = None
     try:
         if not published:
             config = note(auto.choose_size(config, given, pool.obs_space, pool.act_space))
@@ -214,9 +215,13 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
         )
         learner = Learner(update, config.seed, config.precision, config.compile == "yes")
         actor = Actor(update, env.count, config.seed)
+        if config.eval.every:
+            begun = parts["run"]["agent_step"] if parts else 0
+            evaluator = Evaluator(config, folder, logger, begun)
         loop = (Overlapped if overlapped else Loop)(
-            config, pool, actor, learner, replay, loader, logger, terminal, checkpoints, flops
-        )
+            config, pool, actor, learner, replay, loader, logger, terminal, checkpoints, flops,
+            evaluator,
+        )  # fmt: skip
         if parts:
             loop.restore(parts)
         widths = update.actor.inputs
@@ -233,6 +238,8 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
         return 0
     finally:
         terminal.close()
+        if evaluator:
+            evaluator.close()
         if loader:
             loader.close()
         if logger:

@@ -10,9 +10,12 @@ import hashlib
 import torch
 
 
-def key(seed: int, purpose: str, counter: int = 0) -> int:
-    """A 63-bit integer that no other (seed, purpose, counter) gives, for practical purposes."""
-    text = f"{seed}/{purpose}/{counter}".encode()
+def key(seed: int, purpose: str, counter: int = 0, rank: int = 0) -> int:
+    """A 63-bit integer that no other arguments give, for practical purposes.
+
+    `rank` numbers the processes of one run; those of a run alone are rank 0.
+    """
+    text = (f"{seed}/{purpose}/{counter}" + (f"/{rank}" if rank else "")).encode()
     return int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "big") >> 1
 
 

@@ -235,6 +235,12 @@ class LogConfig:
 
 
 @dataclass(frozen=True)
+class EvalConfig:
+    every: int = setting(0, "agent steps between evaluations in a process beside; 0: never")
+    episodes: int = setting(20, "episodes of an evaluation, greedy and sampled actions each")
+
+
+@dataclass(frozen=True)
 class CheckpointConfig:
     every: float = setting(300.0, "seconds between checkpoints")
 
@@ -280,4 +286,5 @@ class Config:
     behaviour: BehaviourConfig = setting(BehaviourConfig(), "actor and critic")
     optim: OptimConfig = setting(OptimConfig(), "optimiser (LaProp with adaptive clipping)")
     log: LogConfig = setting(LogConfig(), "metrics and media")
+    eval: EvalConfig = setting(EvalConfig(), "evaluation on seeds that training never uses")
     checkpoint: CheckpointConfig = setting(CheckpointConfig(), "checkpoints")

@@ -38,10 +38,13 @@ WORKER_ENVIRONMENT = {
 HALF = 2**30
 
 
-def episode_seed(seed: int, slot: int, episode: int, purpose: str = "train") -> int:
-    """Seed of one episode: a pure function; `train` is below 2**30, `eval` from there to 2**31."""
+def episode_seed(seed: int, slot: int, episode: int, purpose: str = "train", rank: int = 0) -> int:
+    """Seed of one episode: a pure function; `train` is below 2**30, `eval` from there to 2**31.
+
+    Two episodes of one half have the same seed by chance alone, once in 2**30 pairs.
+    """
     offset = {"train": 0, "eval": HALF}[purpose]
-    sequence = np.random.SeedSequence([seed, slot, episode])
+    sequence = np.random.SeedSequence([seed, slot, episode, rank])
     return offset + int(sequence.generate_state(1)[0]) % HALF
 
 

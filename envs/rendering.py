@@ -18,14 +18,16 @@ data = mujoco.MjData(model)
 mujoco.mj_forward(model, data)
 renderer = mujoco.Renderer(model, 16, 16)
 renderer.update_scene(data)
-os.write(1, b"drawn" if renderer.render().std() > 0 else b"blank")
+drawn = renderer.render().std() > 0
+from OpenGL import GL
+os.write(1, b"drawn by " + GL.glGetString(GL.GL_RENDERER) if drawn else b"blank")
 os._exit(0)
 """
 INSTALL = "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri libosmesa6"
 
 
 def draws(backend: str) -> tuple[bool, str]:
-    """Whether `backend` draws here, and what it said when not."""
+    """Whether `backend` draws here, and by which device, or what it said when not."""
     env = {k: v for k, v in os.environ.items() if k != "PYOPENGL_PLATFORM"}
     env["MUJOCO_GL"] = backend
     try:
@@ -34,8 +36,9 @@ def draws(backend: str) -> tuple[bool, str]:
         )
     except subprocess.TimeoutExpired:
         return False, "timed out"
+    _, drawn, device = result.stdout.rpartition("drawn by ")
     lines = result.stderr.strip().splitlines()
-    return result.stdout.endswith("drawn"), lines[-1] if lines else "a blank picture"
+    return bool(drawn), device if drawn else lines[-1] if lines else "a blank picture"
 
 
 def pick_backend() -> str:
