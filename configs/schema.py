@@ -135,6 +135,7 @@ class RateConfig:
     memory_grad: Literal["bptt", "detach"] = setting(
         "bptt", "gradient through written memory; detach: none, as released"
     )
+    dropout_memory: float = setting(0.0, "dropout of what is written: what rewriting must repair")
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from torch import Tensor, nn
 
 from worldmodels.attention import Pair, clean
 from worldmodels.core import SequenceCore, State
-from worldmodels.layers import Enter, RMSNorm
+from worldmodels.layers import Dropout, Enter, RMSNorm
 from worldmodels.memory_attention import Group, MemoryAttention
 from worldmodels.rate_roll import RateRoll
 from worldmodels.segments import Pieces, plan_pieces, take
@@ -63,6 +63,7 @@ class Rate(SequenceCore):
         x: str,
         initial: str,
         memory_grad: str,
+        dropout_memory: float,
     ):
         """Widths: flat z, action, `width` of tokens and h, `ffn` inside the feed-forward.
 
@@ -81,6 +82,7 @@ class Rate(SequenceCore):
         self.blocks = nn.ModuleList(Layer(width, heads, window, ffn) for _ in range(layers))
         self.leave = RMSNorm(width)
         self.valve = make_valve(valve, width, heads)
+        self.drop = Dropout(dropout_memory)
         memory = torch.randn(tokens, width)
         if initial == "learned":
             self.memory = nn.Parameter(memory)
@@ -255,7 +257,7 @@ class Rate(SequenceCore):
             memory = torch.where(reset[i][:, None, None], self.memory, memories[-1])
             h, new, both = self.run(value[i], memory, caches, biases, masks[i])
             written = take(new, last[i])[:, 0] if self.provisional else new[:, 0]
-            memories.append(self.commit(complete[i], written, memory))
+            memories.append(self.commit(complete[i], self.drop(written), memory))
             hs.append(h)
             news.append(new)
             for part, parts in zip((keys, values), zip(*both, strict=True), strict=True):

@@ -266,6 +266,19 @@ def test_valve_none_keeps_what_was_written_and_a_shut_gate_keeps_what_was_there(
     torch.testing.assert_close(gate(old, new), old)
 
 
+def test_dropout_of_memory_disturbs_training_and_nothing_else():
+    core, plain, u = make(dropout_memory=0.5), make(), inputs(9)
+
+    def scan(core):
+        return core.scan(u, none(9), core.initial(B))[0]
+
+    first, again = scan(core), scan(core)
+    assert torch.equal(first[:, : core.segment], again[:, : core.segment])  # nothing is written yet
+    assert not torch.equal(first, again)
+    with torch.no_grad():
+        torch.testing.assert_close(scan(core), scan(plain))
+
+
 @pytest.mark.parametrize("valve", WORDS["valve"])
 def test_the_gradient_of_a_later_segment_reaches_the_writer_unless_memory_is_detached(valve):
     for memory_grad in ("bptt", "detach"):
