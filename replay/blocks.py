@@ -34,6 +34,10 @@ def is_image(dtype: np.dtype, shape: tuple[int, ...]) -> bool:
     return dtype == np.uint8 and len(shape) == 3
 
 
+def segment_name(stream: int, first: int) -> str:
+    return f"stream{stream:04d}-{first:09d}.blocks"
+
+
 class Layout:
     """Which fields are plain and which are images, and how a block is encoded."""
 
@@ -61,11 +65,14 @@ class Layout:
             parts += [struct.pack("<I", len(packed)), packed]
         return b"".join(parts)
 
-    def decode(self, payload: bytes) -> Block:
-        size = BLOCK * self.plain.itemsize
+    def decode_plain(self, payload: bytes | memoryview) -> np.ndarray:
+        """The plain fields alone, which are not compressed."""
+        return np.frombuffer(memoryview(payload)[: BLOCK * self.plain.itemsize], self.plain)
+
+    def decode(self, payload: bytes | memoryview) -> Block:
         view = memoryview(payload)
-        block: Block = {"plain": np.frombuffer(view[:size], self.plain)}
-        offset = size
+        block: Block = {"plain": self.decode_plain(payload)}
+        offset = BLOCK * self.plain.itemsize
         for key in self.images:
             (length,) = struct.unpack_from("<I", view, offset)
             offset += 4
@@ -76,6 +83,16 @@ class Layout:
 
     def describe(self) -> dict[str, str]:
         return {key: f"{d.str} {list(s)}" for key, (d, s) in self.fields.items()}
+
+    @classmethod
+    def described(cls, found: dict[str, str]) -> Layout:
+        """The layout that `describe` described. Raises ValueError when nothing did."""
+        try:
+            split = {key: text.split(" ", 1) for key, text in found.items()}
+            fields = {key: (np.dtype(d), tuple(json.loads(s))) for key, (d, s) in split.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"no description of fields: {found}") from error
+        return cls(fields)
 
     def check(self, found: dict[str, str], where: Path) -> None:
         """Raises ValueError that names the fields that differ from `found`, a description."""
@@ -90,6 +107,29 @@ class Layout:
                 "\n".join([f"{where} holds other fields than this run:", *lines])
                 + "\nUse the task and wrappers it was recorded with, or start in a new folder."
             )
+
+
+def read_header(path: Path, file: BinaryIO) -> tuple[dict[str, str], int]:
+    """The fields of a segment, as `Layout.describe` gives them, and where its blocks start.
+
+    Keys of the header that are not known are ignored. Raises ValueError when it cannot be read, is
+    of another format, or is that of another file.
+    """
+    try:
+        (length,) = struct.unpack("<I", file.read(4))
+        header = json.loads(file.read(length))
+        version, block, fields = header["version"], header["block"], header["fields"]
+        name = segment_name(header["stream"], header["first"])
+    except (struct.error, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is damaged: its header cannot be read") from error
+    if (version, block) != (VERSION, BLOCK):
+        raise ValueError(
+            f"{path} has format {version} with blocks of {block} steps; "
+            f"this version reads format {VERSION} with blocks of {BLOCK}"
+        )
+    if path.name != name:
+        raise ValueError(f"{path} was written as {name}; give it this name again or remove it")
+    return fields, 4 + length
 
 
 class Segments:
@@ -109,7 +149,7 @@ class Segments:
 
     def path(self, block: int) -> Path:
         first = block - block % BLOCKS_PER_SEGMENT
-        return self.folder / f"stream{self.stream:04d}-{first:09d}.blocks"
+        return self.folder / segment_name(self.stream, first)
 
     def files(self) -> dict[int, Path]:
         """First block -> segment file, ascending."""
@@ -236,7 +276,8 @@ class Segments:
         """Append the whole blocks of a file to the index, by seeking; returns where they end."""
         size = path.stat().st_size
         with path.open("rb") as file:
-            offset = self.check_header(path, file)
+            described, offset = read_header(path, file)
+            self.layout.check(described, path)
             for block in range(number, min(end, number + BLOCKS_PER_SEGMENT)):
                 file.seek(offset)
                 head = file.read(HEADER.size)
@@ -249,21 +290,6 @@ class Segments:
                 self.lengths.append(length)
                 offset += HEADER.size + length
         return offset
-
-    def check_header(self, path: Path, file: BinaryIO) -> int:
-        """Where the blocks of a file start. Keys of the header that are not known are ignored."""
-        try:
-            (length,) = struct.unpack("<I", file.read(4))
-            header = json.loads(file.read(length))
-        except (struct.error, ValueError) as error:
-            raise ValueError(f"{path} is damaged: its header cannot be read") from error
-        if (header["version"], header["block"]) != (VERSION, BLOCK):
-            raise ValueError(
-                f"{path} has format {header['version']} with blocks of {header['block']} steps; "
-                f"this version reads format {VERSION} with blocks of {BLOCK}"
-            )
-        self.layout.check(header["fields"], path)
-        return 4 + length
 
     def drop_before(self, block: int) -> None:
         """Delete the segments whose blocks are all below `block`."""
