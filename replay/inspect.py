@@ -12,6 +12,7 @@ there is nothing to inspect.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import pickle
 import struct
@@ -171,7 +172,7 @@ def read_payload(found: File, layout: Layout, payload: memoryview, quick: bool) 
 def compare(streams: dict[int, list[File]], kept: list[Checkpoint], report: Report) -> None:
     """Gaps, unfinished blocks, and what the checkpoints need and is not there."""
     for stream, files in streams.items():
-        for before, after in zip(files, files[1:], strict=False):
+        for before, after in itertools.pairwise(files):
             if before.torn:
                 report.problems.append(f"{before.path}: block {before.end} is cut off")
             if before.end != after.first and not before.problems and not before.torn:

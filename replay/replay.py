@@ -9,6 +9,7 @@ kept state needs it), and `state` and `restore` roll the buffer back to a checkp
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
@@ -79,6 +80,12 @@ class Replay:
     def bytes(self) -> int:
         """Bytes of all files, with those that only a kept state still needs."""
         return sum(segments.bytes for segments in self.segments)
+
+    @property
+    def index_bytes(self) -> int:
+        """RAM of what finds a block on disk, and of the order of eviction."""
+        arrays = [array for s in self.segments for array in (s.offsets, s.lengths)]
+        return sum(map(sys.getsizeof, arrays)) + sys.getsizeof(self.order)
 
     def add(self, streams: np.ndarray, record: dict[str, np.ndarray]) -> None:
         """Append one step to each of `streams`, (n,) ints; every array of `record` is (n, ...).

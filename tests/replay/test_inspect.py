@@ -125,7 +125,7 @@ def test_a_block_that_its_checksum_does_not_catch_is_found_by_decoding(written):
 
 def test_an_unfinished_block_behind_the_checkpoint_is_no_damage(written):
     path = written / "replay" / "stream0000-000000000.blocks"
-    offset, size = block(path, 1)
+    _, size = block(path, 1)
     with path.open("ab") as file:
         file.write(HEADER.pack(MAGIC, 2, size, 0) + b"\0" * 30)
     report = inspect(written)
@@ -185,16 +185,13 @@ def test_a_file_under_another_name_is_named(written):
     assert "was written as stream0001-000000000.blocks" in problems[0]
 
 
-def test_a_run_that_goes_on_looks_whole_at_every_moment(counter):
-    """Reads race with appending, collecting and new checkpoints in another process."""
-    code = """
-import sys
-import zlib
+WRITER = """
+import shutil, sys
 from pathlib import Path
-sys.path[:0] = [%r, %r]
-import shutil, torch
+sys.path[:0] = sys.argv[2:]
 from conftest import Counter
 from test_inspect import checkpoint
+
 counter = Counter(Path(sys.argv[1]))
 replay = counter.make(streams=2, capacity=3000)
 for number in range(10**6):
@@ -207,9 +204,14 @@ for number in range(10**6):
         shutil.rmtree(old.rename(old.with_name("writing-old")))
     replay.collect([state])
     print(number, flush=True)
-""" % (str(Path(__file__).parent), str(ROOT))
+"""
+
+
+def test_a_run_that_goes_on_looks_whole_at_every_moment(counter):
+    """Reads race with appending, collecting and new checkpoints in another process."""
+    paths = [str(Path(__file__).parent), str(ROOT)]
     writer = subprocess.Popen(
-        [sys.executable, "-c", code, str(counter.folder)], stdout=subprocess.PIPE
+        [sys.executable, "-c", WRITER, str(counter.folder), *paths], stdout=subprocess.PIPE
     )
     try:
         for _ in range(5):
