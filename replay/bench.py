@@ -1,9 +1,9 @@
 """What a replay of a given size costs: time to append, to sample and to open, RAM and disk.
 
 `python -m replay.bench --steps 100000 1000000` writes to a temporary folder under --folder (name
-the disk of your runs; 10M steps of a maze are 36 GB) and removes it. Frames are synthetic, a view that
-walks over a tiled wall, with noise, and compress about as frames of Memory Maze do; the ratio is
-printed. Batches are decoded by two threads, as in a run.
+the disk of your runs; 10M steps of a maze are 36 GB) and removes it. Frames are synthetic, a view
+that walks over a tiled wall, with noise, and compress about as frames of Memory Maze do; the ratio
+is printed. Batches are decoded by two threads, as in a run.
 """
 
 # ruff: noqa: T201

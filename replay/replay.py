@@ -20,6 +20,7 @@ import numpy as np
 
 from replay.blocks import BLOCK, Block, Fields, Layout, Segments
 
+OBJECTS = 600  # bytes that Python takes to keep a decoded block, besides its arrays
 ONLINE_LIMIT = 1000  # fresh windows that wait at most; the oldest are given up
 
 
@@ -53,7 +54,7 @@ class Replay:
         self.capacity, self.disk_bytes, self.online = capacity, disk_bytes, online
         self.streams = streams
         self.segments = [Segments(folder, stream, self.layout) for stream in range(streams)]
-        self.tails = [self.layout.empty(BLOCK) for _ in range(streams)]
+        self.tails = [self.layout.empty_block() for _ in range(streams)]
         self.count = [0] * streams  # steps ever added
         self.first = [0] * streams  # first block that may be sampled
         self.order: deque[int] = deque()  # streams of the live blocks, oldest first
@@ -65,7 +66,7 @@ class Replay:
         # Guards the cache and the index of the files, which a thread that decodes looks into.
         self.lock = threading.Lock()
         self.cache: OrderedDict[tuple[int, int], Block] = OrderedDict()
-        self.ram_blocks = max(2, ram_bytes // (BLOCK * self.layout.step_bytes))
+        self.ram_blocks = max(2, ram_bytes // (BLOCK * self.layout.step_bytes + OBJECTS))
 
     def __len__(self) -> int:
         """Steps that can be sampled."""
@@ -117,7 +118,7 @@ class Replay:
         self.live_bytes += segments.lengths[-1]
         self.order.append(stream)
         self.remember((stream, segments.end - 1), tail)
-        self.tails[stream] = self.layout.empty(BLOCK)
+        self.tails[stream] = self.layout.empty_block()
 
     def evict(self) -> None:
         """Take the blocks that were finished first out of the range that can be sampled."""
@@ -293,7 +294,7 @@ class Replay:
             blocks, rows = divmod(self.count[stream], BLOCK)
             segments.restore(self.first[stream], blocks)
             self.live_bytes += sum(segments.lengths[self.first[stream] - segments.base :])
-            tail = self.layout.empty(BLOCK)
+            tail = self.layout.empty_block()
             for key, raw in state["tails"][stream].items():
                 value = np.frombuffer(np.asarray(raw).tobytes(), tail[key].dtype)
                 tail[key][:rows] = value.reshape(rows, *tail[key].shape[1:])

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replay.blocks import BLOCK
+from replay.blocks import BLOCK, Slots
+from replay.replay import OBJECTS
 
 
 def test_a_window_counts_up_by_one_and_starts_again_only_at_is_first(counter):
@@ -247,8 +248,28 @@ def test_the_index_takes_less_than_a_byte_per_step(counter):
 
 def test_decoded_blocks_stay_within_the_ram_budget(image_counter):
     block = 32 * (27 + 8 * 8 * 3 + 4 * 4)
-    replay = image_counter.make(ram_bytes=5 * block)
+    replay = image_counter.make(ram_bytes=5 * (block + OBJECTS))
     image_counter.fill(replay, 800)
     replay.read(replay.draw(32, 40, (0, 0, 0)))
     assert len(replay.cache) == 5
     assert replay.stats()["cache_gb"] == 5 * block / 1e9
+
+
+def test_memory_of_a_block_is_used_again_once_no_view_is_left():
+    slots = Slots((4, 2, 2, 3))
+    array = slots.take()
+    array[:] = 7
+    view = array[1:3, 0]
+    address = array.ctypes.data
+    del array
+    other = slots.take()
+    other[:] = 1
+    assert (view == 7).all()
+    del view
+    assert slots.take().ctypes.data == address
+
+
+def test_a_block_in_the_cache_does_not_keep_what_it_was_decoded_from(image_counter):
+    replay = image_counter.make(streams=1, ram_bytes=0)
+    image_counter.fill(replay, 200)
+    assert replay.block(0, 1)["plain"].base is None
