@@ -45,7 +45,11 @@ class Checkpoints:
     def __init__(self, folder: Path):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob("writing-*"):
+        for left in folder.glob("replaced-*"):
+            final = folder / left.name.removeprefix("replaced-")
+            if not final.exists():  # killed between the two renames that replace a checkpoint
+                left.rename(final)
+        for left in [*folder.glob("writing-*"), *folder.glob("replaced-*")]:
             shutil.rmtree(left)
 
     def published(self) -> list[Path]:
@@ -59,6 +63,7 @@ class Checkpoints:
         """
         aside = self.folder / f"writing-{step:012d}"
         final = self.folder / f"{step:012d}"
+        replaced = self.folder / f"replaced-{step:012d}"
         if aside.exists():
             shutil.rmtree(aside)
         try:
@@ -70,7 +75,7 @@ class Checkpoints:
                     os.fsync(file.fileno())
             sync(aside)
             if final.exists():
-                shutil.rmtree(final)
+                final.rename(replaced)
             aside.rename(final)
             sync(self.folder)
         except (OSError, RuntimeError) as error:
@@ -85,7 +90,10 @@ class Checkpoints:
                 ) from error
             raise
         for old in self.published()[:-KEEP]:
-            shutil.rmtree(old)
+            # Renamed first: a kill while files are being deleted leaves nothing that looks whole.
+            old.rename(self.folder / f"writing-{old.name}")
+        for left in [*self.folder.glob("writing-*"), *self.folder.glob("replaced-*")]:
+            shutil.rmtree(left)
         return final
 
     @staticmethod

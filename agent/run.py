@@ -170,9 +170,12 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
         if not published:
             config = note(auto.choose_precision(config, update))
             explicit = "replay.capacity" in given
-            capacity, message = fit_capacity(
-                folder, spec, config.replay.capacity, explicit, config.steps
-            )
+            try:
+                capacity, message = fit_capacity(
+                    folder, spec, config.replay.capacity, explicit, config.steps
+                )
+            except ValueError as error:
+                raise RunError(str(error)) from None
             reasons.append(message)
             config = configs.replace_flat(config, {"replay.capacity": capacity})
             configs.save(config, config_file)

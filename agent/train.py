@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 
 from configs import process
@@ -31,6 +32,15 @@ def main(argv: list[str] | None = None) -> int:
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        # The reason comes last, in one line; the checkpoints are as they were.
+        print(
+            f"error: {error}. The last checkpoint is good: free space and run the same command",
+            file=sys.stderr,
+        )
+        return 1
 
 
 if __name__ == "__main__":
