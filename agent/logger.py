@@ -111,7 +111,8 @@ class Logger:
         assert set(axes) == set(AXES), axes
         self.metrics.write({**axes, **metrics})
         if self.board:
-            self.guard(self.board.scalars, {**metrics, **axes}, int(axes["env_step"]))
+            step = int(axes["env_step"] or axes["update"])  # offline no step is ever made
+            self.guard(self.board.scalars, {**metrics, **axes}, step)
 
     def score(self, axes: dict[str, float], score: dict[str, Any]) -> None:
         """One finished episode."""

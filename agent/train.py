@@ -35,11 +35,10 @@ def main(argv: list[str] | None = None) -> int:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
-        # The reason comes last, in one line; the checkpoints are as they were.
-        print(
-            f"error: {error}. The last checkpoint is good: free space and run the same command",
-            file=sys.stderr,
-        )
+        reason = error.strerror or ""
+        if not reason.startswith("disk full"):
+            reason = f"disk full: {error}; free space and run the same command to resume"
+        print(f"error: {reason}", file=sys.stderr)
         return 1
 
 

@@ -288,17 +288,7 @@ class Segments:
         missing or the fields on disk are others.
         """
         self.close()
-        self.base, self.offsets, self.lengths = end, array("Q"), array("I")
-        files = {number: path for number, path in self.files().items() if number < end}
-        with ThreadPoolExecutor(INDEX_THREADS) as threads:
-            found = threads.map(lambda item: self.index(item[1], item[0], end), files.items())
-            sizes = {}
-            for (number, path), (offsets, lengths, size) in zip(files.items(), found, strict=True):
-                if number != self.end:  # the first file, or the first behind a gap
-                    self.base, self.offsets, self.lengths = number, array("Q"), array("I")
-                self.offsets.extend(offsets)
-                self.lengths.extend(lengths)
-                sizes[path] = size
+        sizes = self.read_index(end)
         if self.end != end or self.base > min(first, end - end % BLOCKS_PER_SEGMENT):
             raise ValueError(
                 f"{self.folder}: stream {self.stream} should hold blocks {first} to {end - 1}, "
@@ -311,6 +301,36 @@ class Segments:
             else:
                 os.truncate(path, sizes[path])
         self.bytes = sum(sizes[path] for number, path in self.files().items())
+
+    def read_index(self, end: int) -> dict[Path, int]:
+        """Find the blocks before `end` that lie behind the last gap; the size of whole ones."""
+        self.base, self.offsets, self.lengths = end, array("Q"), array("I")
+        files = {number: path for number, path in self.files().items() if number < end}
+        sizes = {}
+        with ThreadPoolExecutor(INDEX_THREADS) as threads:
+            found = threads.map(lambda item: self.index(item[1], item[0], end), files.items())
+            for (number, path), (offsets, lengths, size) in zip(files.items(), found, strict=True):
+                if number != self.end:  # the first file, or the first behind a gap
+                    self.base, self.offsets, self.lengths = number, array("Q"), array("I")
+                self.offsets.extend(offsets)
+                self.lengths.extend(lengths)
+                sizes[path] = size
+        return sizes
+
+    def load(self) -> None:
+        """Index all whole blocks on disk and change nothing. Raises ValueError for a gap."""
+        numbers = list(self.files())
+        self.read_index(numbers[-1] + BLOCKS_PER_SEGMENT)
+        if self.base != numbers[0]:
+            raise ValueError(
+                f"{self.folder}: blocks before {self.base} of stream {self.stream} are missing or "
+                f"damaged; python -m replay.inspect {self.folder} says which"
+            )
+
+    def narrow(self, base: int, end: int) -> None:
+        """Forget the blocks before `base` and from `end` on; the files stay."""
+        place = slice(base - self.base, end - self.base)
+        self.base, self.offsets, self.lengths = base, self.offsets[place], self.lengths[place]
 
     def index(self, path: Path, number: int, end: int) -> tuple[array[int], array[int], int]:
         """Offsets and lengths of the whole blocks of a file, by their headers; where they end."""

@@ -28,6 +28,7 @@ from typing import Any, BinaryIO
 import zstandard
 
 from replay.blocks import BLOCK, HEADER, MAGIC, Layout, read_header
+from replay.source import find_replay
 
 THREADS = 4
 HEADER_START = struct.Struct("<4sQ")  # magic and number of a block
@@ -194,21 +195,10 @@ def compare(streams: dict[int, list[File]], kept: list[Checkpoint], report: Repo
                 )
 
 
-def parts(folder: Path) -> tuple[Path, Path | None]:
-    """The folders of the replay and of the checkpoints. Raises ValueError when there is none."""
-    if (folder / "replay").is_dir():
-        return folder / "replay", folder / "checkpoints"
-    if any(folder.glob("stream*.blocks")):
-        return folder, None
-    raise ValueError(
-        f"{folder} holds no replay: name the folder of a run (with `replay` in it) or of a replay "
-        "(with stream*.blocks in it)"
-    )
-
-
 def inspect(folder: Path, quick: bool = False) -> Report:
     """Look at all blocks and checkpoints. Raises ValueError when `folder` holds no replay."""
-    replay, checkpoints = parts(folder)
+    replay = find_replay(folder)
+    checkpoints = None if replay == folder else folder / "checkpoints"
     report = Report()
     published = sorted(p for p in checkpoints.glob("*") if p.name.isdigit()) if checkpoints else []
     # Before the blocks: what a checkpoint needs stays on disk as long as the checkpoint.
