@@ -45,11 +45,18 @@ class Checkpoints:
     def __init__(self, folder: Path):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob("replaced-*"):
-            final = folder / left.name.removeprefix("replaced-")
-            if not final.exists():  # killed between the two renames that replace a checkpoint
+        self.put_back()
+        self.clear()
+
+    def put_back(self) -> None:
+        """Undo half a replacement: what ended between its two renames."""
+        for left in self.folder.glob("replaced-*"):
+            final = self.folder / left.name.removeprefix("replaced-")
+            if not final.exists():
                 left.rename(final)
-        for left in [*folder.glob("writing-*"), *folder.glob("replaced-*")]:
+
+    def clear(self) -> None:
+        for left in [*self.folder.glob("writing-*"), *self.folder.glob("replaced-*")]:
             shutil.rmtree(left)
 
     def published(self) -> list[Path]:
@@ -79,6 +86,7 @@ class Checkpoints:
             aside.rename(final)
             sync(self.folder)
         except (OSError, RuntimeError) as error:
+            self.put_back()
             shutil.rmtree(aside, ignore_errors=True)
             # torch reports a failed write as a RuntimeError, with no error number.
             full = shutil.disk_usage(self.folder).free < 1 << 20
@@ -92,8 +100,7 @@ class Checkpoints:
         for old in self.published()[:-KEEP]:
             # Renamed first: a kill while files are being deleted leaves nothing that looks whole.
             old.rename(self.folder / f"writing-{old.name}")
-        for left in [*self.folder.glob("writing-*"), *self.folder.glob("replaced-*")]:
-            shutil.rmtree(left)
+        self.clear()
         return final
 
     @staticmethod

@@ -68,6 +68,46 @@ def test_after_kill_9_at_any_moment_the_run_goes_on_from_its_last_save(tmp_path)
     assert not list((tmp_path / "checkpoints").glob("[!0-9]*"))
 
 
+@pytest.mark.parametrize("step", [3, 2], ids=["a new one", "one replaced"])
+def test_a_kill_between_any_two_calls_of_a_save_loses_no_checkpoint(tmp_path, monkeypatch, step):
+    """Every call that changes a folder is the last one once."""
+
+    class Killed(BaseException):
+        pass
+
+    def dying(call, name):
+        def or_die(*args, **more):
+            calls.append(name)
+            if len(calls) > last:
+                if name == "rmtree":  # killed with one of its files deleted
+                    (args[0] / "run.pt").unlink()
+                raise Killed
+            return call(*args, **more)
+
+        return or_die
+
+    last, ended = 0, False
+    while not ended:
+        folder, calls = tmp_path / str(last), []
+        for number in (1, 2):
+            Checkpoints(folder).save(number, {"run": {"value": number}, "learner": {}})
+        with monkeypatch.context() as patch:
+            patch.setattr(Path, "rename", dying(Path.rename, "rename"))
+            patch.setattr(shutil, "rmtree", dying(shutil.rmtree, "rmtree"))
+            try:
+                Checkpoints(folder).save(step, {"run": {"value": 9}, "learner": {}})
+                ended = True
+            except Killed:
+                last += 1
+        found = Checkpoints(folder).published()
+        parts = [Checkpoints.load(path) for path in found]
+        assert all(part.keys() == {"run", "learner"} for part in parts), calls
+        assert parts[-1]["run"]["value"] in (2, 9), calls
+        assert not list(folder.glob("[!0-9]*"))
+    assert parts[-1]["run"]["value"] == 9
+    assert {"rename", "rmtree"} == set(calls)
+
+
 @pytest.fixture
 def small_disk(tmp_path):
     """A disk of 64 MB, which only root can mount."""
