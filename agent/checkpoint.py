@@ -45,7 +45,18 @@ class Checkpoints:
     def __init__(self, folder: Path):
         self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
-        for left in folder.glob("writing-*"):
+        self.put_back()
+        self.clear()
+
+    def put_back(self) -> None:
+        """Undo half a replacement: what ended between its two renames."""
+        for left in self.folder.glob("replaced-*"):
+            final = self.folder / left.name.removeprefix("replaced-")
+            if not final.exists():
+                left.rename(final)
+
+    def clear(self) -> None:
+        for left in [*self.folder.glob("writing-*"), *self.folder.glob("replaced-*")]:
             shutil.rmtree(left)
 
     def published(self) -> list[Path]:
@@ -59,6 +70,7 @@ class Checkpoints:
         """
         aside = self.folder / f"writing-{step:012d}"
         final = self.folder / f"{step:012d}"
+        replaced = self.folder / f"replaced-{step:012d}"
         if aside.exists():
             shutil.rmtree(aside)
         try:
@@ -70,10 +82,11 @@ class Checkpoints:
                     os.fsync(file.fileno())
             sync(aside)
             if final.exists():
-                shutil.rmtree(final)
+                final.rename(replaced)
             aside.rename(final)
             sync(self.folder)
         except (OSError, RuntimeError) as error:
+            self.put_back()
             shutil.rmtree(aside, ignore_errors=True)
             # torch reports a failed write as a RuntimeError, with no error number.
             full = shutil.disk_usage(self.folder).free < 1 << 20
@@ -85,7 +98,9 @@ class Checkpoints:
                 ) from error
             raise
         for old in self.published()[:-KEEP]:
-            shutil.rmtree(old)
+            # Renamed first: a kill while files are being deleted leaves nothing that looks whole.
+            old.rename(self.folder / f"writing-{old.name}")
+        self.clear()
         return final
 
     @staticmethod

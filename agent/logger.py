@@ -113,7 +113,8 @@ class Logger:
         assert set(axes) == set(AXES), axes
         self.metrics.write({**axes, **metrics})
         if self.board:
-            self.guard(self.board.scalars, {**metrics, **axes}, int(axes["env_step"]))
+            step = int(axes["env_step"] or axes["update"])  # offline no step is ever made
+            self.guard(self.board.scalars, {**metrics, **axes}, step)
 
     def evaluation(self, axes: dict[str, float], metrics: dict[str, float]) -> None:
         """A row whose axes are those of the weights that were evaluated, which lie behind."""

@@ -186,6 +186,11 @@ class Loop:
         return int((obs["env_steps"] - expected).sum())
 
     @property
+    def number(self) -> int:
+        """What checkpoints are numbered by."""
+        return self.agent_step
+
+    @property
     def wall_seconds(self) -> float:
         return self.wall_before + time.monotonic() - self.began
 
@@ -337,7 +342,7 @@ class Loop:
             "logger": self.logger.state(),
             "flops_per_update": self.flops_per_update,
         }
-        self.checkpoints.save(self.agent_step, {"learner": self.learner.state(), "run": run})
+        self.checkpoints.save(self.number, {"learner": self.learner.state(), "run": run})
         kept = [Checkpoints.load(path)["run"] for path in self.checkpoints.published()]
         self.replay.collect(
             [state["replay"] for state in kept],

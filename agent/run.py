@@ -21,6 +21,7 @@ from agent.evaluator import Evaluator
 from agent.learner import Learner
 from agent.logger import Logger, Terminal
 from agent.loop import Loop
+from agent.offline import Offline
 from agent.overlap import Overlapped
 from agent.summary import model_summary
 from agent.update import Update
@@ -38,7 +39,7 @@ log = logging.getLogger("agent")
 
 # May differ between a run and its resumption; everything else must agree.
 FREE_AT_RESUME = (
-    *("steps", "logdir", "log.", "eval.", "checkpoint.", "replay.ram_gb"),
+    *("steps", "updates", "logdir", "log.", "eval.", "checkpoint.", "replay.ram_gb"),
     *("device", "precision", "threads", "products", "compile"),
     *("env.timeout", "env.restarts_per_hour"),
 )
@@ -107,9 +108,26 @@ def reconcile(asked: Config, saved: Config, given: set[str]) -> Config:
     return configs.replace_flat(saved, changed)
 
 
+def check_mode(config: Config) -> None:
+    """Raises RunError when the settings of a run without environment steps do not fit."""
+    offline = config.loop.mode == "offline"
+    if offline and not config.replay.from_:
+        raise RunError("--loop.mode offline learns from stored steps: add --replay.from <folder>")
+    if offline != bool(config.updates):
+        raise RunError(
+            "--loop.mode offline ends after --updates <number>, which must be given"
+            if offline
+            else "--updates ends runs of --loop.mode offline; others end after --steps <number>"
+        )
+
+
 def run(config: Config, given: set[str]) -> int:
     """Train until done; returns the exit status."""
     logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    if config.replay.from_:
+        # The same command may resume from elsewhere.
+        source = str(Path(config.replay.from_).resolve())
+        config = configs.replace_flat(config, {"replay.from": source})
     folder = Path(default_logdir(config))
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / "lock")
@@ -135,13 +153,18 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
 
     if published:
         config = reconcile(config, configs.load(config_file), given)
+        check_mode(config)
         print(f"resuming {folder} from {published[-1].name}", flush=True)
     else:
+        check_mode(config)
         config = note(auto.choose_device(config))
         config = note(auto.choose_threads(config))
+        if config.loop.mode == "offline":
+            # One environment for its spaces, never stepped.
+            config = configs.replace_flat(config, {"env.count": 1, "env.processes": "no"})
         config = note(auto.choose_envs(config, cheap(config.task)))
     reasons.append(choose_products(config.products))
-    overlapped = config.loop.mode == "overlapped"
+    overlapped, offline = (config.loop.mode == mode for mode in ("overlapped", "offline"))
     if overlapped and config.env.processes == "no" and not cheap(config.task):
         # Built in this thread and stepped in the actor's, where OpenGL would refuse to draw.
         raise RunError(
@@ -175,9 +198,12 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
         if not published:
             config = note(auto.choose_precision(config, update))
             explicit = "replay.capacity" in given
-            capacity, message = fit_capacity(
-                folder, spec, config.replay.capacity, explicit, config.steps
-            )
+            try:
+                capacity, message = fit_capacity(
+                    folder, spec, config.replay.capacity, explicit, 0 if offline else config.steps
+                )
+            except ValueError as error:
+                raise RunError(str(error)) from None
             reasons.append(message)
             config = configs.replace_flat(config, {"replay.capacity": capacity})
             configs.save(config, config_file)
@@ -185,15 +211,21 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
             print("\n".join(reasons), flush=True)
             (folder / "choices.txt").write_text("\n".join(reasons) + "\n")
         update.config = config
-        replay = Replay(
-            folder / "replay",
-            spec,
-            env.count,
-            config.replay.capacity,
-            int(config.replay.ram_gb * 1e9),
-            int(config.replay.disk_gb * 1e9) or None,
-            online=config.replay.online,
-        )
+        try:
+            replay = Replay(
+                folder / "replay",
+                spec,
+                env.count,
+                config.replay.capacity,
+                int(config.replay.ram_gb * 1e9),
+                int(config.replay.disk_gb * 1e9) or None,
+                online=config.replay.online,
+                source=Path(config.replay.from_) if config.replay.from_ else None,
+            )
+        except ValueError as error:
+            raise RunError(f"--replay.from: {error}") from None
+        if offline and not replay.ready(config.batch.length):
+            raise RunError(f"{config.replay.from_} has no window of {config.batch.length} steps")
         batch = config.batch
         loader = Loader(
             replay,
@@ -209,21 +241,25 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
         flops = 0 if parts else auto.count_flops(update, batch.size, batch.length)
         if not parts:
             (folder / "model.txt").write_text(model_summary(update, flops))
+        logged = parts["run"]["env_step"] if parts else 0
+        if parts and offline:
+            logged = parts["learner"]["updates"]
         table = bsuite_file(folder, config.task)
-        logger = Logger(
-            folder, parts["run"]["env_step"] if parts else 0, table and EpisodeTable(table)
-        )
+        logger = Logger(folder, logged, table and EpisodeTable(table))
         learner = Learner(update, config.seed, config.precision, config.compile == "yes")
         actor = Actor(update, env.count, config.seed)
         if config.eval.every:
             begun = parts["run"]["agent_step"] if parts else 0
             evaluator = Evaluator(config, folder, logger, begun)
-        loop = (Overlapped if overlapped else Loop)(
+        loop = (Overlapped if overlapped else Offline if offline else Loop)(
             config, pool, actor, learner, replay, loader, logger, terminal, checkpoints, flops,
             evaluator,
         )  # fmt: skip
         if parts:
-            loop.restore(parts)
+            try:
+                loop.restore(parts)
+            except ValueError as error:  # the replay is not what the checkpoint says
+                raise RunError(str(error)) from error
         widths = update.actor.inputs
         print(f"policy features {config.behaviour.features}: {widths} numbers", flush=True)
 
@@ -234,7 +270,8 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
             signal.signal(number, ask_to_stop)
         loop.run()
         word = f"stopped by {loop.stop}" if loop.stop else "done"
-        print(f"{word} at step {loop.agent_step:,}; run the same command to go on", flush=True)
+        where = f"step {loop.agent_step:,}, update {learner.updates:,}"
+        print(f"{word} at {where}; run the same command to go on", flush=True)
         return 0
     finally:
         terminal.close()

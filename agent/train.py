@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 
 from configs import process
@@ -31,6 +32,14 @@ def main(argv: list[str] | None = None) -> int:
     except RunError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        reason = error.strerror or ""
+        if not reason.startswith("disk full"):
+            reason = f"disk full: {error}; free space and run the same command to resume"
+        print(f"error: {reason}", file=sys.stderr)
+        return 1
 
 
 if __name__ == "__main__":

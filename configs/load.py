@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import functools
 import io
+import keyword
 import math
 import typing
 from pathlib import Path
@@ -40,6 +41,15 @@ def nearest(word: str, known: list[str]) -> str:
     return hint + (f"; known: {', '.join(known)}" if len(known) < 20 else "; --help lists them")
 
 
+def shown(name: str) -> str:
+    """A field's name as users write it: `from`, which Python reserves, is the field `from_`."""
+    return name.removesuffix("_")
+
+
+def attribute(name: str) -> str:
+    return f"{name}_" if keyword.iskeyword(name) else name
+
+
 def leaves(cls: type = Config, prefix: str = "") -> dict[str, tuple[Any, dataclasses.Field]]:
     """Dotted name -> (type, field) of every setting."""
     out: dict[str, tuple[Any, dataclasses.Field]] = {}
@@ -49,7 +59,7 @@ def leaves(cls: type = Config, prefix: str = "") -> dict[str, tuple[Any, datacla
         if dataclasses.is_dataclass(kind):
             out.update(leaves(kind, f"{prefix}{field.name}."))
         else:
-            out[prefix + field.name] = (kind, field)
+            out[prefix + shown(field.name)] = (kind, field)
     return out
 
 
@@ -182,7 +192,7 @@ def replace_flat(config: Config, changes: dict[str, Any]) -> Config:
     for key, value in changes.items():
         group, dot, name = key.partition(".")
         if dot:
-            groups.setdefault(group, {})[name] = value
+            groups.setdefault(group, {})[attribute(name)] = value
         else:
             top[key] = value
     for group, values in groups.items():
@@ -239,7 +249,7 @@ def to_flat(config: Any, prefix: str = "") -> dict[str, Any]:
         if dataclasses.is_dataclass(value):
             out.update(to_flat(value, f"{prefix}{field.name}."))
         else:
-            out[prefix + field.name] = value
+            out[prefix + shown(field.name)] = value
     return out
 
 
@@ -248,7 +258,11 @@ def render(config: Config) -> str:
     buffer = io.StringIO()
     yaml = YAML()
     yaml.default_flow_style = False
-    yaml.dump(dataclasses.asdict(config), buffer)
+    tree: dict[str, Any] = {}
+    for key, value in to_flat(config).items():
+        group, dot, name = key.rpartition(".")
+        (tree.setdefault(group, {}) if dot else tree)[name] = value
+    yaml.dump(tree, buffer)
     return buffer.getvalue()
 
 

@@ -42,6 +42,7 @@ class ReplayConfig:
     capacity: int = setting(10_000_000, "steps kept, first in first out; all ranks together")
     ram_gb: float = setting(1.0, "RAM for decoded blocks, GB")
     disk_gb: float = setting(0.0, "disk budget, GB; 0: what is free, less a reserve")
+    from_: str = setting("", "folder of another run or replay, sampled beside one's own, unchanged")
     online: bool = setting(True, "fresh windows are trained on once before uniform sampling")
 
 
@@ -55,8 +56,10 @@ class BatchConfig:
 class LoopConfig:
     train_ratio: float = setting(32.0, "replayed steps per agent step; may be a fraction")
     fill: int = setting(0, "agent steps before the first update; 0: one batch (size x length)")
-    mode: Literal["overlapped", "lockstep"] = setting(
-        "overlapped", "acting beside learning, or in turns: slower, but a run can be repeated"
+    mode: Literal["overlapped", "lockstep", "offline"] = setting(
+        "overlapped",
+        "acting beside learning; in turns: slower, but a run can be repeated; or no acting at all: "
+        "--updates on the steps of --replay.from",
     )
     lead: int = setting(2, "overlapped: updates that acting may be owed before it waits")
 
@@ -257,6 +260,9 @@ class Config:
     seed: int = setting(0, "every random number of the run derives from it")
     logdir: str = setting("", "folder of the run; empty: logs/<task>-<core>-s<seed>")
     steps: int = setting(10_000_000, "agent steps at which the run ends")
+    updates: int = setting(
+        0, "loop.mode offline: updates at which the run ends; steps and train_ratio play no part"
+    )
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto: cuda when there is one")
     precision: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", "auto: one update is timed each way at start and the faster kept"

@@ -1,8 +1,9 @@
-"""Steps appended and sampled per second, for frames of a maze and for small vectors.
+"""What a replay of a given size costs: time to append, to sample and to open, RAM and disk.
 
-`python -m replay.bench` writes to a temporary folder under --folder (name the disk of your runs).
-Frames are synthetic, a view that walks over a tiled wall, with noise, and compress about as frames
-of Memory Maze do; the ratio is printed. "disk" samples with next to no cache, "ram" from the cache.
+`python -m replay.bench --steps 100000 1000000` writes to a temporary folder under --folder (name
+the disk of your runs; 10M steps of a maze are 36 GB) and removes it. Frames are synthetic, a view
+that walks over a tiled wall, with noise, and compress about as frames of Memory Maze do; the ratio
+is printed. Batches are decoded by two threads, as in a run.
 """
 
 # ruff: noqa: T201
@@ -10,11 +11,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import psutil
 
 from replay.blocks import Fields
 from replay.replay import Replay
@@ -28,6 +32,7 @@ FLAGS: Fields = {
     "age": (np.dtype(np.int32), ()),
     "episode": (np.dtype(np.int32), ()),
 }
+THREADS = 2  # that decode, as in `Loader`
 NOISE = 0.25  # share of the numbers that are one higher than in the wall; sets the ratio
 KINDS: dict[str, Fields] = {
     "image": {"image": (np.dtype(np.uint8), (64, 64, 3)), **FLAGS},
@@ -73,42 +78,70 @@ def sample(replay: Replay, batch: int, length: int, rounds: int) -> float:
     return float(np.median(times) * 1e3)
 
 
+def sample_beside(replay: Replay, batch: int, length: int, rounds: int) -> float:
+    """Batches per second of `THREADS` threads that draw and decode, as those of the loader."""
+
+    def read(update: int) -> None:
+        replay.read(replay.draw(batch, length, (0, 1, update), online=False))
+
+    with ThreadPoolExecutor(THREADS) as threads:
+        start = time.perf_counter()
+        list(threads.map(read, range(rounds)))
+        return rounds / (time.perf_counter() - start)
+
+
+def open_again(replay: Replay) -> float:
+    """Seconds until a replay of the same files can be sampled, none of them in the page cache."""
+    replay.flush()
+    state = replay.state()
+    replay.close()
+    for path in replay.folder.iterdir():
+        with path.open("rb") as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    start = time.perf_counter()
+    fields = replay.layout.fields
+    again = Replay(replay.folder, fields, replay.streams, replay.capacity, 0)
+    again.restore(state)
+    again.read(again.draw(1, 1, (0, 0, 0)))
+    return time.perf_counter() - start
+
+
+def measure(folder: Path, kind: str, steps: int, args: argparse.Namespace) -> dict[str, float]:
+    """One row of the table, for a replay of `steps` steps in `folder`."""
+    replay = Replay(folder, KINDS[kind], args.streams, 10**9, int(args.ram_gb * 1e9))
+    row = {"steps": steps, "append_per_second": append(replay, kind, steps)}
+    row["16x64_per_second"] = sample_beside(replay, 16, 64, args.rounds)
+    row["4x1024_per_second"] = sample_beside(replay, 4, 1024, args.rounds)
+    row["rss_gb"] = psutil.Process().memory_info().rss / 1e9
+    row["index_bytes_per_step"] = replay.index_bytes / replay.added
+    row["disk_gb"] = replay.bytes / 1e9
+    row["ratio"] = replay.layout.step_bytes * replay.added / replay.bytes
+    row["open_seconds"] = open_again(replay)
+    return row
+
+
 def main() -> None:
     parser = argparse.ArgumentParser("replay.bench", description=__doc__)
     parser.add_argument("--folder", type=Path, default=None, help="where to write")
-    parser.add_argument("--steps", type=int, default=32_768, help="steps appended")
+    parser.add_argument("--steps", type=int, nargs="+", default=[100_000], help="sizes to measure")
+    parser.add_argument("--kind", choices=list(KINDS), default="image", help="what a step holds")
+    parser.add_argument("--ram-gb", type=float, default=1.0, help="as replay.ram_gb")
     parser.add_argument("--streams", type=int, default=16, help="environments")
-    parser.add_argument("--rounds", type=int, default=30, help="batches of each measurement")
+    parser.add_argument("--rounds", type=int, default=100, help="batches of each measurement")
     args = parser.parse_args()
+    print("     steps  append/s  16x64/s  4x1024/s  RSS GB  index B/st  disk GB  ratio  open s")
     rows = []
-    print(f"{'':22}{'append':>14}{'16 x 64':>12}{'4 x 1024':>12}{'on disk':>14}")
-    with tempfile.TemporaryDirectory(dir=args.folder) as folder:
-        for kind, fields in KINDS.items():
-            for memory, ram_bytes in (("disk", 0), ("ram", 10**10)):
-                replay = Replay(
-                    Path(folder) / f"{kind}-{memory}", fields, args.streams, 10**9, ram_bytes
-                )
-                rate = append(replay, kind, args.steps)
-                short = sample(replay, 16, 64, args.rounds)
-                long = sample(replay, 4, 1024, args.rounds)
-                each = replay.bytes / replay.added
-                ratio = replay.layout.step_bytes / each
-                print(
-                    f"{kind:8}{memory:14}{rate:8,.0f} st/s{short:9.2f} ms{long:9.2f} ms"
-                    f"{each:9,.0f} B/st (ratio {ratio:.2f})"
-                )
-                rows.append(
-                    {
-                        "kind": kind,
-                        "memory": memory,
-                        "append_steps_per_second": rate,
-                        "batch_16x64_ms": short,
-                        "batch_4x1024_ms": long,
-                        "bytes_per_step": each,
-                        "ratio": ratio,
-                    }
-                )
-                replay.close()
+    for steps in args.steps:
+        with tempfile.TemporaryDirectory(dir=args.folder) as folder:
+            row = measure(Path(folder), args.kind, steps, args)
+        rows.append({"kind": args.kind, "ram_gb": args.ram_gb, **row})
+        print(
+            f"{steps:10,}  {row['append_per_second']:8,.0f}  {row['16x64_per_second']:7.2f}"
+            f"  {row['4x1024_per_second']:8.2f}  {row['rss_gb']:6.2f}"
+            f"  {row['index_bytes_per_step']:10.2f}  {row['disk_gb']:7.2f}  {row['ratio']:5.2f}"
+            f"  {row['open_seconds']:6.2f}",
+            flush=True,
+        )
     print(json.dumps(rows))
 
 

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import struct
+import weakref
 import zlib
 from array import array
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -22,6 +26,7 @@ import zstandard
 
 BLOCK = 32
 BLOCKS_PER_SEGMENT = 32
+INDEX_THREADS = 16  # so many reads of a cold disk at the same time
 MAGIC = b"BLK1"
 HEADER = struct.Struct("<4sQII")  # magic, block number, payload bytes, crc32
 VERSION = 1
@@ -34,6 +39,33 @@ def is_image(dtype: np.dtype, shape: tuple[int, ...]) -> bool:
     return dtype == np.uint8 and len(shape) == 3
 
 
+class Slots:
+    """Memory for arrays of one shape, used again when nothing refers to an array any more.
+
+    Blocks come and go in an order that scatters free memory between them: from malloc, a cache of
+    1 GB made the process hold 2; fresh pages from the system cost half as much as decoding.
+    """
+
+    def __init__(self, shape: tuple[int, ...]):
+        self.shape = shape
+        self.free: deque[bytearray] = deque()  # its pop and append are safe in threads
+
+    def take(self) -> np.ndarray:
+        """An array uint8 with anything in it."""
+        try:
+            memory = self.free.pop()
+        except IndexError:
+            memory = bytearray(math.prod(self.shape))
+        # Every view refers to this array, the one right above the memory.
+        root = np.frombuffer(memory, np.uint8)
+        weakref.finalize(root, self.free.append, memory).atexit = False
+        return root.reshape(self.shape)
+
+
+def segment_name(stream: int, first: int) -> str:
+    return f"stream{stream:04d}-{first:09d}.blocks"
+
+
 class Layout:
     """Which fields are plain and which are images, and how a block is encoded."""
 
@@ -44,6 +76,7 @@ class Layout:
         self.plain = np.dtype(
             [(key, d, s) for key, (d, s) in self.fields.items() if key not in self.images]
         )
+        self.slots = {key: Slots((BLOCK, *self.fields[key][1])) for key in self.images}
         self.step_bytes = self.plain.itemsize + sum(
             int(np.prod(self.fields[key][1])) for key in self.images
         )
@@ -54,6 +87,10 @@ class Layout:
             out[key] = np.empty((*lead, *self.fields[key][1]), np.uint8)
         return out
 
+    def empty_block(self) -> Block:
+        images = {key: slots.take() for key, slots in self.slots.items()}
+        return {"plain": np.zeros(BLOCK, self.plain), **images}
+
     def encode(self, block: Block) -> bytes:
         parts = [block["plain"].tobytes()]
         for key in self.images:
@@ -61,21 +98,37 @@ class Layout:
             parts += [struct.pack("<I", len(packed)), packed]
         return b"".join(parts)
 
-    def decode(self, payload: bytes) -> Block:
-        size = BLOCK * self.plain.itemsize
+    def decode_plain(self, payload: bytes | memoryview) -> np.ndarray:
+        """The plain fields alone, which are not compressed."""
+        return np.frombuffer(memoryview(payload)[: BLOCK * self.plain.itemsize], self.plain)
+
+    def decode(self, payload: bytes | memoryview) -> Block:
         view = memoryview(payload)
-        block: Block = {"plain": np.frombuffer(view[:size], self.plain)}
-        offset = size
+        # A copy, since a view would keep the payload as long as the block.
+        block: Block = {"plain": self.decode_plain(payload).copy()}
+        offset = BLOCK * self.plain.itemsize
         for key in self.images:
             (length,) = struct.unpack_from("<I", view, offset)
             offset += 4
-            raw = zstandard.ZstdDecompressor().decompress(view[offset : offset + length])
-            block[key] = np.frombuffer(raw, np.uint8).reshape(BLOCK, *self.fields[key][1])
+            block[key] = self.slots[key].take()
+            reader = zstandard.ZstdDecompressor().stream_reader(view[offset : offset + length])
+            if reader.readinto(block[key].data.cast("B")) < block[key].nbytes or reader.read(1):
+                raise ValueError(f"{key} is not {block[key].nbytes:,} bytes")
             offset += length
         return block
 
     def describe(self) -> dict[str, str]:
         return {key: f"{d.str} {list(s)}" for key, (d, s) in self.fields.items()}
+
+    @classmethod
+    def described(cls, found: dict[str, str]) -> Layout:
+        """The layout that `describe` described. Raises ValueError when nothing did."""
+        try:
+            split = {key: text.split(" ", 1) for key, text in found.items()}
+            fields = {key: (np.dtype(d), tuple(json.loads(s))) for key, (d, s) in split.items()}
+        except (AttributeError, TypeError, ValueError) as error:
+            raise ValueError(f"no description of fields: {found}") from error
+        return cls(fields)
 
     def check(self, found: dict[str, str], where: Path) -> None:
         """Raises ValueError that names the fields that differ from `found`, a description."""
@@ -90,6 +143,29 @@ class Layout:
                 "\n".join([f"{where} holds other fields than this run:", *lines])
                 + "\nUse the task and wrappers it was recorded with, or start in a new folder."
             )
+
+
+def read_header(path: Path, file: BinaryIO) -> tuple[dict[str, str], int]:
+    """The fields of a segment, as `Layout.describe` gives them, and where its blocks start.
+
+    Keys of the header that are not known are ignored. Raises ValueError when it cannot be read, is
+    of another format, or is that of another file.
+    """
+    try:
+        (length,) = struct.unpack("<I", file.read(4))
+        header = json.loads(file.read(length))
+        version, block, fields = header["version"], header["block"], header["fields"]
+        name = segment_name(header["stream"], header["first"])
+    except (struct.error, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is damaged: its header cannot be read") from error
+    if (version, block) != (VERSION, BLOCK):
+        raise ValueError(
+            f"{path} has format {version} with blocks of {block} steps; "
+            f"this version reads format {VERSION} with blocks of {BLOCK}"
+        )
+    if path.name != name:
+        raise ValueError(f"{path} was written as {name}; give it this name again or remove it")
+    return fields, 4 + length
 
 
 class Segments:
@@ -109,7 +185,7 @@ class Segments:
 
     def path(self, block: int) -> Path:
         first = block - block % BLOCKS_PER_SEGMENT
-        return self.folder / f"stream{self.stream:04d}-{first:09d}.blocks"
+        return self.folder / segment_name(self.stream, first)
 
     def files(self) -> dict[int, Path]:
         """First block -> segment file, ascending."""
@@ -212,13 +288,7 @@ class Segments:
         missing or the fields on disk are others.
         """
         self.close()
-        self.base, self.offsets, self.lengths = end, array("Q"), array("I")
-        sizes = {}
-        for number, path in self.files().items():
-            if number < end:
-                if number != self.end:  # the first file, or the first behind a gap
-                    self.base, self.offsets, self.lengths = number, array("Q"), array("I")
-                sizes[path] = self.index(path, number, end)
+        sizes = self.read_index(end)
         if self.end != end or self.base > min(first, end - end % BLOCKS_PER_SEGMENT):
             raise ValueError(
                 f"{self.folder}: stream {self.stream} should hold blocks {first} to {end - 1}, "
@@ -232,38 +302,55 @@ class Segments:
                 os.truncate(path, sizes[path])
         self.bytes = sum(sizes[path] for number, path in self.files().items())
 
-    def index(self, path: Path, number: int, end: int) -> int:
-        """Append the whole blocks of a file to the index, by seeking; returns where they end."""
-        size = path.stat().st_size
-        with path.open("rb") as file:
-            offset = self.check_header(path, file)
+    def read_index(self, end: int) -> dict[Path, int]:
+        """Find the blocks before `end` that lie behind the last gap; the size of whole ones."""
+        self.base, self.offsets, self.lengths = end, array("Q"), array("I")
+        files = {number: path for number, path in self.files().items() if number < end}
+        sizes = {}
+        with ThreadPoolExecutor(INDEX_THREADS) as threads:
+            found = threads.map(lambda item: self.index(item[1], item[0], end), files.items())
+            for (number, path), (offsets, lengths, size) in zip(files.items(), found, strict=True):
+                if number != self.end:  # the first file, or the first behind a gap
+                    self.base, self.offsets, self.lengths = number, array("Q"), array("I")
+                self.offsets.extend(offsets)
+                self.lengths.extend(lengths)
+                sizes[path] = size
+        return sizes
+
+    def load(self) -> None:
+        """Index all whole blocks on disk and change nothing. Raises ValueError for a gap."""
+        numbers = list(self.files())
+        self.read_index(numbers[-1] + BLOCKS_PER_SEGMENT)
+        if self.base != numbers[0]:
+            raise ValueError(
+                f"{self.folder}: blocks before {self.base} of stream {self.stream} are missing or "
+                f"damaged; python -m replay.inspect {self.folder} says which"
+            )
+
+    def narrow(self, base: int, end: int) -> None:
+        """Forget the blocks before `base` and from `end` on; the files stay."""
+        place = slice(base - self.base, end - self.base)
+        self.base, self.offsets, self.lengths = base, self.offsets[place], self.lengths[place]
+
+    def index(self, path: Path, number: int, end: int) -> tuple[array[int], array[int], int]:
+        """Offsets and lengths of the whole blocks of a file, by their headers; where they end."""
+        offsets, lengths = array("Q"), array("I")
+        with path.open("rb", buffering=0) as file:
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+            described, offset = read_header(path, file)
+            self.layout.check(described, path)
+            size = os.fstat(file.fileno()).st_size
             for block in range(number, min(end, number + BLOCKS_PER_SEGMENT)):
-                file.seek(offset)
-                head = file.read(HEADER.size)
+                head = os.pread(file.fileno(), HEADER.size, offset)
                 if len(head) < HEADER.size:
                     break
                 magic, found, length, _ = HEADER.unpack(head)
                 if (magic, found) != (MAGIC, block) or offset + HEADER.size + length > size:
                     break
-                self.offsets.append(offset + HEADER.size)
-                self.lengths.append(length)
+                offsets.append(offset + HEADER.size)
+                lengths.append(length)
                 offset += HEADER.size + length
-        return offset
-
-    def check_header(self, path: Path, file: BinaryIO) -> int:
-        """Where the blocks of a file start. Keys of the header that are not known are ignored."""
-        try:
-            (length,) = struct.unpack("<I", file.read(4))
-            header = json.loads(file.read(length))
-        except (struct.error, ValueError) as error:
-            raise ValueError(f"{path} is damaged: its header cannot be read") from error
-        if (header["version"], header["block"]) != (VERSION, BLOCK):
-            raise ValueError(
-                f"{path} has format {header['version']} with blocks of {header['block']} steps; "
-                f"this version reads format {VERSION} with blocks of {BLOCK}"
-            )
-        self.layout.check(header["fields"], path)
-        return 4 + length
+        return offsets, lengths, offset
 
     def drop_before(self, block: int) -> None:
         """Delete the segments whose blocks are all below `block`."""

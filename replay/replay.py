@@ -9,6 +9,7 @@ kept state needs it), and `state` and `restore` roll the buffer back to a checkp
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import OrderedDict, deque
 from dataclasses import dataclass, field
@@ -18,7 +19,9 @@ from typing import Any
 import numpy as np
 
 from replay.blocks import BLOCK, Block, Fields, Layout, Segments
+from replay.source import Source
 
+OBJECTS = 600  # bytes that Python takes to keep a decoded block, besides its arrays
 ONLINE_LIMIT = 1000  # fresh windows that wait at most; the oldest are given up
 
 
@@ -41,18 +44,22 @@ class Replay:
         ram_bytes: int,
         disk_bytes: int | None = None,
         online: bool = True,
+        source: Path | None = None,
     ):
         """One folder per process; what is in it counts only after `restore`.
 
         fields: name -> (dtype, shape) of one step; capacity: steps over all streams; ram_bytes:
-        for decoded blocks; disk_bytes: for the blocks that can be sampled; online: see `draw`.
+        for decoded blocks; disk_bytes: for the blocks that can be sampled; online: see `draw`;
+        source: another replay, see `replay/source.py`; its streams are numbered behind one's own,
+        and neither capacity nor disk_bytes counts them. Raises ValueError when it cannot be used.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.layout = folder, Layout(fields)
         self.capacity, self.disk_bytes, self.online = capacity, disk_bytes, online
         self.streams = streams
         self.segments = [Segments(folder, stream, self.layout) for stream in range(streams)]
-        self.tails = [self.layout.empty(BLOCK) for _ in range(streams)]
+        self.source = Source(source, self.layout) if source else None
+        self.tails = [self.layout.empty_block() for _ in range(streams)]
         self.count = [0] * streams  # steps ever added
         self.first = [0] * streams  # first block that may be sampled
         self.order: deque[int] = deque()  # streams of the live blocks, oldest first
@@ -64,11 +71,26 @@ class Replay:
         # Guards the cache and the index of the files, which a thread that decodes looks into.
         self.lock = threading.Lock()
         self.cache: OrderedDict[tuple[int, int], Block] = OrderedDict()
-        self.ram_blocks = max(2, ram_bytes // (BLOCK * self.layout.step_bytes))
+        self.ram_blocks = max(2, ram_bytes // (BLOCK * self.layout.step_bytes + OBJECTS))
 
     def __len__(self) -> int:
-        """Steps that can be sampled."""
-        return sum(self.count) - BLOCK * sum(self.first)
+        """Steps that can be sampled, those of the source included."""
+        counts, firsts = self.ranges()
+        return sum(counts) - BLOCK * sum(firsts)
+
+    def ranges(self) -> tuple[list[int], list[int]]:
+        """Of every stream, those of the source behind: where its steps end; its first block."""
+        more = self.source.segments if self.source else []
+        return (
+            [*self.count, *(BLOCK * segments.end for segments in more)],
+            [*self.first, *(segments.base for segments in more)],
+        )
+
+    def segments_of(self, stream: int) -> Segments:
+        if stream < self.streams:
+            return self.segments[stream]
+        assert self.source is not None
+        return self.source.segments[stream - self.streams]
 
     @property
     def added(self) -> int:
@@ -79,6 +101,13 @@ class Replay:
     def bytes(self) -> int:
         """Bytes of all files, with those that only a kept state still needs."""
         return sum(segments.bytes for segments in self.segments)
+
+    @property
+    def index_bytes(self) -> int:
+        """RAM of what finds a block on disk, and of the order of eviction."""
+        segments = map(self.segments_of, range(len(self.ranges()[0])))
+        arrays = [array for s in segments for array in (s.offsets, s.lengths)]
+        return sum(map(sys.getsizeof, arrays)) + sys.getsizeof(self.order)
 
     def add(self, streams: np.ndarray, record: dict[str, np.ndarray]) -> None:
         """Append one step to each of `streams`, (n,) ints; every array of `record` is (n, ...).
@@ -110,12 +139,13 @@ class Replay:
         self.live_bytes += segments.lengths[-1]
         self.order.append(stream)
         self.remember((stream, segments.end - 1), tail)
-        self.tails[stream] = self.layout.empty(BLOCK)
+        self.tails[stream] = self.layout.empty_block()
 
     def evict(self) -> None:
         """Take the blocks that were finished first out of the range that can be sampled."""
         while self.order and (
-            len(self) > self.capacity or (self.disk_bytes and self.live_bytes > self.disk_bytes)
+            self.added - BLOCK * sum(self.first) > self.capacity
+            or (self.disk_bytes and self.live_bytes > self.disk_bytes)
         ):
             stream = self.order.popleft()
             segments = self.segments[stream]
@@ -131,7 +161,7 @@ class Replay:
 
     def ready(self, length: int) -> bool:
         """Whether at least one window of `length` steps exists."""
-        return any(n - BLOCK * f >= length for n, f in zip(self.count, self.first, strict=True))
+        return any(n - BLOCK * f >= length for n, f in zip(*self.ranges(), strict=True))
 
     def draw(
         self, count: int, length: int, key: tuple[int, ...], online: bool | None = None
@@ -150,7 +180,8 @@ class Replay:
     def choose(
         self, count: int, length: int, key: tuple[int, ...], online: bool | None
     ) -> list[tuple[int, int]]:
-        stored = np.array(self.count) - BLOCK * np.array(self.first)
+        counts, firsts = self.ranges()
+        stored = np.array(counts) - BLOCK * np.array(firsts)
         starts = np.maximum(stored - length + 1, 0)
         edges = np.cumsum(starts)
         if not edges[-1]:
@@ -167,7 +198,7 @@ class Replay:
         stream = np.searchsorted(edges, index, side="right")
         offset = index - (edges - starts)[stream]
         for s, start in zip(stream.tolist(), offset.tolist(), strict=True):
-            positions.append((s, BLOCK * self.first[s] + start))
+            positions.append((s, BLOCK * firsts[s] + start))
         return positions
 
     def fresh_windows(self, most: int, length: int) -> list[tuple[int, int]]:
@@ -189,6 +220,8 @@ class Replay:
         draw = Draw(positions, length)
         with self.cursor:
             for stream, start in positions:
+                if stream >= self.streams:
+                    continue  # the source has no tails
                 block, rows = divmod(self.count[stream], BLOCK)
                 if start + length > block * BLOCK and (stream, block) not in draw.tails:
                     tail = self.tails[stream].items()
@@ -222,8 +255,8 @@ class Replay:
             if cached is not None:
                 self.cache.move_to_end((stream, block))
                 return cached
-            place = self.segments[stream].place(block)
-        decoded = self.segments[stream].read(block, place)
+            place = self.segments_of(stream).place(block)
+        decoded = self.segments_of(stream).read(block, place)
         self.remember((stream, block), decoded)
         return decoded
 
@@ -256,6 +289,7 @@ class Replay:
                 "order": np.array(self.order, np.int32),
                 "fresh": [list(item) for item in self.fresh],
                 "next_fresh": list(self.next_fresh),
+                "source": self.source.state() if self.source else [],
                 "tails": [
                     {
                         key: np.frombuffer(value[: n % BLOCK].tobytes(), np.uint8)
@@ -276,6 +310,8 @@ class Replay:
                 f"{self.streams}; use the same number or start in a new folder"
             )
         self.layout.check(state["fields"], self.folder)
+        if self.source:
+            self.source.restore(state["source"])
         self.count, self.first = list(state["count"]), list(state["first"])
         self.order = deque(np.asarray(state["order"]).tolist())
         self.fresh = deque((int(s), int(start)) for s, start in state["fresh"])
@@ -286,7 +322,7 @@ class Replay:
             blocks, rows = divmod(self.count[stream], BLOCK)
             segments.restore(self.first[stream], blocks)
             self.live_bytes += sum(segments.lengths[self.first[stream] - segments.base :])
-            tail = self.layout.empty(BLOCK)
+            tail = self.layout.empty_block()
             for key, raw in state["tails"][stream].items():
                 value = np.frombuffer(np.asarray(raw).tobytes(), tail[key].dtype)
                 tail[key][:rows] = value.reshape(rows, *tail[key].shape[1:])
@@ -301,7 +337,8 @@ class Replay:
         for state in states:
             needed = [min(pair) for pair in zip(needed, state["first"], strict=True)]
         for stream, start in drawn or []:
-            needed[stream] = min(needed[stream], start // BLOCK)
+            if stream < self.streams:
+                needed[stream] = min(needed[stream], start // BLOCK)
         with self.lock:
             for segments, block in zip(self.segments, needed, strict=True):
                 segments.drop_before(block)
@@ -309,3 +346,5 @@ class Replay:
     def close(self) -> None:
         for segments in self.segments:
             segments.close()
+        if self.source:
+            self.source.close()

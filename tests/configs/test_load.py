@@ -294,3 +294,13 @@ def test_every_field_has_a_meaning_and_every_core_its_settings():
         assert field.metadata["meaning"], key
     groups = {field.name for field in dataclasses.fields(Config)}
     assert set(load.blocks("cores")) <= groups
+
+
+def test_a_setting_may_be_called_by_a_word_of_python(tmp_path):
+    config = resolve(["--replay.from", "logs/a"])
+    assert config.replay.from_ == "logs/a"
+    load.save(config, tmp_path / "config.yaml")
+    assert "  from: logs/a\n" in (tmp_path / "config.yaml").read_text()
+    assert load.load(tmp_path / "config.yaml") == config
+    assert "--replay.from " in help_text()
+    assert "no setting 'replay.from_'; did you mean 'replay.from'" in refused("--replay.from_", "a")

@@ -10,7 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from replay.blocks import BLOCK
+from replay.blocks import BLOCK, Slots
+from replay.replay import OBJECTS
 
 
 def test_a_window_counts_up_by_one_and_starts_again_only_at_is_first(counter):
@@ -239,18 +240,36 @@ def test_draws_are_whole_while_another_thread_adds_and_evicts(image_counter):
     assert not failures
 
 
-def test_the_index_takes_less_than_two_bytes_per_step(counter):
+def test_the_index_takes_less_than_a_byte_per_step(counter):
     replay = counter.make(streams=4, ram_bytes=0)
-    counter.fill(replay, 3200)
-    index = sum(s.offsets.__sizeof__() + s.lengths.__sizeof__() for s in replay.segments)
-    index += replay.order.__sizeof__()
-    assert index / replay.added < 2
+    counter.fill(replay, 6400)
+    assert 0.3 < replay.index_bytes / replay.added < 1
 
 
 def test_decoded_blocks_stay_within_the_ram_budget(image_counter):
     block = 32 * (27 + 8 * 8 * 3 + 4 * 4)
-    replay = image_counter.make(ram_bytes=5 * block)
+    replay = image_counter.make(ram_bytes=5 * (block + OBJECTS))
     image_counter.fill(replay, 800)
     replay.read(replay.draw(32, 40, (0, 0, 0)))
     assert len(replay.cache) == 5
     assert replay.stats()["cache_gb"] == 5 * block / 1e9
+
+
+def test_memory_of_a_block_is_used_again_once_no_view_is_left():
+    slots = Slots((4, 2, 2, 3))
+    array = slots.take()
+    array[:] = 7
+    view = array[1:3, 0]
+    address = array.ctypes.data
+    del array
+    other = slots.take()
+    other[:] = 1
+    assert (view == 7).all()
+    del view
+    assert slots.take().ctypes.data == address
+
+
+def test_a_block_in_the_cache_does_not_keep_what_it_was_decoded_from(image_counter):
+    replay = image_counter.make(streams=1, ram_bytes=0)
+    image_counter.fill(replay, 200)
+    assert replay.block(0, 1)["plain"].base is None
