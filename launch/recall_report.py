@@ -36,7 +36,7 @@ def scores(rows: list[Row], task: Task) -> list[str]:
     for (core, memory), seeds in by_line(rows).items():
         shown = {str(seed): {n: r[task.score] for n, r in by.items()} for seed, by in seeds.items()}
         for seed, found in {**shown, "mean": means(seeds, task.score)}.items():
-            out.append(line([core, memory, seed, *(f"{found[n]:.3f}" for n in lengths)]))
+            out.append(line([title(core), memory, seed, *(f"{found[n]:.3f}" for n in lengths)]))
     return [*out, line(["chance", "", "", *[f"{task.chance:.3f}"] * len(lengths)])]
 
 
@@ -47,6 +47,7 @@ def costs(rows: list[Row]) -> list[str]:
     for row in pairs.values():
         shown = {**row, "parameters": f"{row['parameters']:,}", "updates": f"{row['updates']:,}"}
         shown |= {key: f"{row[key]:.3g}" for key in ("train_flops", "loss", "gap")}
+        shown["core"] = title(row["core"])
         out.append(line([shown[key] for key in keys]))
     return out
 
@@ -62,7 +63,7 @@ def drifts(rows: list[Row]) -> list[str]:
     for (core, seed), steps in pairs.items():
         found = [[step[name] for step in steps] for name in names]
         shown = [f"{min(v):.3f} / {sum(v) / len(v):.3f} / {max(v):.3f}" for v in found]
-        out.append(line([core, seed, *shown]))
+        out.append(line([title(core), seed, *shown]))
     return out
 
 
@@ -89,6 +90,12 @@ def write(folder: Path, name: str, task: Task, rows: list[Row]) -> None:
         plot(folder / "plot.png", name, task, rows)
 
 
+def title(core: str) -> str:
+    """`elmur:elmur.slots=2:elmur.blend=0.05` as `elmur slots=2 blend=0.05`."""
+    name, *settings = core.split(":")
+    return " ".join([name, *(setting.removeprefix(f"{name}.") for setting in settings)])
+
+
 def plot(path: Path, name: str, task: Task, rows: list[Row]) -> None:
     """Seeds as thin lines, means as thick ones; disturbed memories are dashed."""
     from matplotlib.figure import Figure
@@ -100,10 +107,11 @@ def plot(path: Path, name: str, task: Task, rows: list[Row]) -> None:
         style = {"color": colours[core], "linestyle": dashes[memory]}
         for found in seeds.values():
             axes.plot(list(found), [row[task.score] for row in found.values()], lw=0.6, **style)
-        mean, label = means(seeds, task.score), core if memory == "kept" else f"{core}, {memory}"
+        mean, label = means(seeds, task.score), title(core)
+        label += "" if memory == "kept" else f", {memory}"
         axes.plot(list(mean), list(mean.values()), lw=2, marker="o", ms=3, label=label, **style)
     axes.axhline(task.chance, color="grey", lw=1, linestyle="-.", label="chance")
     axes.set(xscale="log", xlabel="length of the test stream", ylabel=f"share right ({task.score})")
     axes.set(title=name, ylim=(-0.03, 1.03))
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.15), fontsize="small")
     figure.savefig(path, bbox_inches="tight", dpi=150)
