@@ -25,7 +25,7 @@ class Actor:
         self.update, self.count, self.seed, self.purpose = update, count, seed, purpose
         self.device = update.return_range.device
         self.tick = 0
-        self.x_norm: Tensor | None = None  # norm (n,) of the hidden states of the last call
+        self.latents: dict[str, Tensor] = {}  # hz (n, D + S*C) and x (n, X) of the last call
         with torch.inference_mode():
             self.carry = tree_map(torch.clone, update.world.initial(count))
 
@@ -44,7 +44,7 @@ class Actor:
         random = seeding.generator(self.seed, self.purpose, self.tick, self.device)
         noise = world.noise(len(ids), generator=random)
         latents, carry = world.step(seen, is_first, carry, noise)
-        self.x_norm = latents["x"].norm(dim=-1)
+        self.latents = latents
         out = self.update.actor(**latents)
         noise = policy.noise(world.bins, (len(ids),), random)
         carry["action"] = policy.mode(out) if greedy else policy.sample(out, noise)
@@ -56,6 +56,11 @@ class Actor:
         action = policy.decode(carry["action"])
         action[obs["is_last"]] = 0
         return action
+
+    @property
+    def x_norm(self) -> Tensor:
+        """Norms (n,) of the hidden states of the last call."""
+        return self.latents["x"].norm(dim=-1)
 
     @torch.inference_mode()
     def forget(self, ids: np.ndarray) -> None:

@@ -17,6 +17,7 @@ import signal
 import sys
 import threading
 import traceback
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -49,11 +50,18 @@ def interval(scores: list[float]) -> tuple[float, float | None]:
 
 
 def play(
-    update: Any, pool: Any, episodes: int, seed: int, greedy: bool, forget: int = 0
+    update: Any,
+    pool: Any,
+    episodes: int,
+    seed: int,
+    greedy: bool,
+    forget: int = 0,
+    watch: Callable[..., None] | None = None,
 ) -> list[dict[str, Any]]:
     """Results of exactly `episodes` episodes: return, length, slot, seed.
 
     forget: the step of each episode at which the memory is put back to its initial value; 0: none.
+    watch(ids, obs, actor) is called after every choice of actions.
     """
     from agent.actor import Actor
 
@@ -66,6 +74,8 @@ def play(
         if forget and (obs["age"] == forget).any():
             actor.forget(ids[obs["age"] == forget])
         action = actor.act(ids, obs, greedy=greedy)
+        if watch:
+            watch(ids, obs, actor)
         returns[ids] += obs["reward"]
         lengths[ids] += ~obs["is_first"]
         for row in np.flatnonzero(obs["is_last"]):
@@ -84,37 +94,52 @@ def play(
     return [result for slot in done for result in slot]
 
 
-def measure(
-    config: Config, weights: dict[str, Any], episodes: int, slots: int = SLOTS, forget: int = 0
-) -> dict[str, Any]:
-    """Play `episodes` in each mode on one CPU thread with `weights` by name, which may be more than
-    acting needs: mode -> episodes, mean, interval_95, length, of (scores.py), restarts, results."""
-    import torch
-
-    from agent.published import acting_copy
+def pool_of(config: Config, episodes: int, slots: int = SLOTS) -> Any:
+    """The environments of an evaluation, with seeds that training never uses."""
     from agent.run import env_maker
-    from agent.update import Update
-    from configs.mkl import choose_products
     from envs.make import cheap
     from envs.pool import EnvPool
 
-    # As in the process beside training, so that both round alike.
+    return EnvPool(
+        env_maker(config),
+        min(slots, episodes),
+        config.seed,
+        not cheap(config.task),
+        timeout=config.env.timeout,
+        restarts_per_hour=config.env.restarts_per_hour,
+        purpose="eval",
+    )
+
+
+def player(config: Config, pool: Any, weights: dict[str, Any]) -> Any:
+    """An agent that acts in `pool` with `weights` by name, which may be more than acting needs.
+
+    On one CPU thread, and with the products of the process beside training, so that both round
+    alike.
+    """
+    import torch
+
+    from agent.published import acting_copy
+    from agent.update import Update
+    from configs.mkl import choose_products
+
     choose_products(config.products)
     torch.set_num_threads(1)
+    update = acting_copy(Update(config, pool.obs_space, pool.act_space))
+    update.load_state_dict({name: weights[name] for name in update.state_dict()})
+    return update
+
+
+def measure(
+    config: Config, weights: dict[str, Any], episodes: int, slots: int = SLOTS, forget: int = 0
+) -> dict[str, Any]:
+    """Play `episodes` in each mode with `player`: mode -> episodes, mean, interval_95, length, of
+    (scores.py), restarts, results."""
     out: dict[str, Any] = {}
     for mode in MODES:
-        pool = EnvPool(
-            env_maker(config),
-            min(slots, episodes),
-            config.seed,
-            not cheap(config.task),
-            timeout=config.env.timeout,
-            restarts_per_hour=config.env.restarts_per_hour,
-            purpose="eval",
-        )
+        pool = pool_of(config, episodes, slots)
         try:
-            update = acting_copy(Update(config, pool.obs_space, pool.act_space))
-            update.load_state_dict({name: weights[name] for name in update.state_dict()})
+            update = player(config, pool, weights)
             results = play(update, pool, episodes, config.seed, mode == "greedy", forget)
         finally:
             pool.close()

@@ -10,6 +10,7 @@ import difflib
 import functools
 import io
 import keyword
+import logging
 import math
 import typing
 from pathlib import Path
@@ -20,6 +21,7 @@ from ruamel.yaml.error import YAMLError
 
 from configs.schema import Config
 
+log = logging.getLogger("configs")
 FOLDER = Path(__file__).parent
 AUTO_SIZE = "auto"
 # Counts that may be 0 although their default is not.
@@ -273,11 +275,14 @@ def save(config: Config, path: Path) -> None:
 
 
 def load(path: Path) -> Config:
-    """The configuration that `save` wrote; strict, so a file of another version says so."""
+    """The configuration that `save` wrote; strict about names it does not know.
+
+    A setting that is newer than the file has its default, which is to leave things as they were.
+    """
     flat = flatten(read_yaml(path), str(path))
-    missing = sorted(set(LEAVES) - set(flat))
-    if missing:
-        raise ConfigError(f"{path}: settings are missing: {', '.join(missing)}")
+    newer = sorted(set(LEAVES) - set(flat))
+    if newer:
+        log.warning("%s is of an earlier version; at their defaults: %s", path, ", ".join(newer))
     return replace_flat(Config(), flat)
 
 

@@ -212,10 +212,11 @@ def test_saved_config_reloads_equal(tmp_path):
     assert [file.name for file in tmp_path.iterdir()] == ["config.yaml"]
 
 
-def test_saved_file_without_a_setting_is_an_error(yaml_file):
-    text = load.render(Config()).replace("seed: 0\n", "")
-    with pytest.raises(ConfigError, match=r"settings are missing: seed$"):
-        load.load(yaml_file(text))
+def test_saved_file_of_an_earlier_version_has_the_defaults_of_newer_settings(yaml_file, caplog):
+    config = resolve(["--seed", "3"])
+    text = load.render(config).replace("core: s3m\n", "")
+    assert load.load(yaml_file(text)) == config
+    assert caplog.messages[0].endswith("is of an earlier version; at their defaults: core")
 
 
 def test_saved_file_with_a_foreign_setting_is_an_error(yaml_file):
