@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import random
 import signal
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -132,13 +134,20 @@ def run(config: Config, given: set[str]) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / "lock")
     try:
-        lock.acquire(timeout=0)
+        lock.acquire(timeout=1)  # agent.status holds it for an instant
     except Timeout:
         raise RunError(
             f"another process is training in {folder}; choose another --logdir"
         ) from None
     with lock:
-        return run_in(folder, config, given)
+        try:
+            return run_in(folder, config, given)
+        except RunError:  # a command that cannot be followed leaves the folder as it is
+            raise
+        except Exception:
+            with contextlib.suppress(OSError):  # the disk may be full
+                (folder / "error.txt").write_text(traceback.format_exc())
+            raise
 
 
 def run_in(folder: Path, config: Config, given: set[str]) -> int:

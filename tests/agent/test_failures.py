@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from agent import status
 from envs.pool import episode_seed
 
 ROOT = Path(__file__).parents[2]
@@ -54,3 +55,6 @@ def test_more_failures_than_the_rate_allows_end_the_run_with_their_cause(tmp_pat
     assert result.returncode == 1
     assert "more than env.restarts_per_hour 1. The last:" in result.stderr
     assert "its process died, exit code 3" in result.stderr
+    found = status.look(tmp_path)
+    assert found["state"] == "failed"
+    assert "more than env.restarts_per_hour 1" in found["error"]
