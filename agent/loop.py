@@ -17,7 +17,6 @@ from collections import deque
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 
 from agent import media, seeding
@@ -27,6 +26,7 @@ from agent.checkpoint import Checkpoints
 from agent.evaluator import Evaluator
 from agent.learner import Learner
 from agent.logger import Logger, Terminal
+from agent.usage import Usage
 from configs.schema import Config
 from envs.pool import EnvPool
 from replay.loader import Loader
@@ -86,7 +86,7 @@ class Loop:
         self.began = self.last_row = self.last_save = time.monotonic()
         self.last_media = -float("inf")
         self.rate_mark = (self.began, 0, 0)
-        self.process = psutil.Process()
+        self.usage = Usage(logger.folder, learner.device)
 
     # -- the loop ---------------------------------------------------------------------------
 
@@ -250,7 +250,7 @@ class Loop:
         metrics["rate/agent_steps"] = (self.agent_step - steps) / span
         metrics["rate/updates"] = (self.learner.updates - updates) / span
         metrics["env/restarts"] = self.pool.restarts
-        metrics["usage/ram_gb"] = self.process.memory_info().rss / 1e9
+        metrics.update(self.usage.measure())
         metrics.update({f"replay/{key}": value for key, value in self.replay.stats().items()})
         if self.evaluator:
             metrics.update(self.evaluator.stats())
