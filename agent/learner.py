@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -19,6 +21,28 @@ log = logging.getLogger("agent")
 
 class NonFiniteError(FloatingPointError):
     """A loss or gradient is not finite; nothing of that update was kept that matters."""
+
+
+KEPT = 5
+
+
+class KeptBatches:
+    """Batches of updates that were not finite, the last five, for a look by hand."""
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+
+    def __call__(self, update: int, batch: dict[str, Any]) -> str:
+        """Save one and say where; a disk that refuses is not what is to be told now."""
+        path = self.folder / f"{update:09}.pt"
+        try:
+            self.folder.mkdir(exist_ok=True)
+            torch.save({k: v.cpu() if isinstance(v, Tensor) else v for k, v in batch.items()}, path)
+            for old in sorted(self.folder.glob("*.pt"))[:-KEPT]:
+                old.unlink()
+        except OSError as error:
+            return f"its batch could not be kept ({error})"
+        return f"its batch is kept in {path}"
 
 
 class Compiled:
@@ -46,15 +70,24 @@ class Compiled:
 
 
 class Learner:
-    def __init__(self, update: Update, seed: int, precision: str, compiled: bool = False):
-        """precision: `float32`, or `bfloat16` for autocast of matrix products and convolutions."""
+    def __init__(
+        self,
+        update: Update,
+        seed: int,
+        precision: str,
+        compiled: bool = False,
+        keep: Callable[[int, dict[str, Any]], str] | None = None,
+    ):
+        """precision: `float32`, or `bfloat16` for autocast of matrix products and convolutions;
+        `keep(update, batch)` puts a batch aside whose update was not finite, and says where."""
         self.update = update
         self.forward = Compiled(update) if compiled else update
         self.device = update.return_range.device
         self.optimizer = LaProp(update.trainable(), update.config.optim)
         self.seed, self.precision = seed, precision
-        self.updates = 0
-        self.unchecked: tuple[int, Tensor, dict[str, Tensor]] | None = None
+        self.keep = keep or (lambda update, batch: "its batch is not kept")
+        self.updates = self.skipped = 0
+        self.unchecked: tuple[int, Tensor, dict[str, Tensor], dict[str, Any]] | None = None
 
     def autocast(self) -> Any:
         if self.precision == "float32":
@@ -65,20 +98,28 @@ class Learner:
         """One update; returns metrics as tensors on the device, without waiting for them.
 
         Raises NonFiniteError for a loss or gradient that is not finite: at once on a CPU, one
-        update later on a GPU, where looking at once would make the host wait.
+        update later on a GPU, where looking at once would make the host wait. With
+        `optim.nonfinite skip` it does look at once, and such an update changes nothing but
+        `updates` and `skipped`; its metrics are NaN.
         """
         if self.device.type != "cpu":
             self.check()
         random = seeding.generator(self.seed, "update", self.updates, self.device)
         rows, length = batch["reward"].shape
         noise = self.update.noise(rows, length, random)
+        before = self.update.return_range.clone()  # the forward moves it
         with self.autocast():
             loss, metrics = self.forward(batch, noise)
         loss.backward()
+        if self.update.config.optim.nonfinite == "skip":
+            fault = self.fault(self.optimizer.norms(), metrics)
+            if fault:
+                self.update.return_range.copy_(before)
+                return self.leave_out(fault, batch, metrics)
         norms = self.optimizer.step()
         self.update.update_slow()
         self.updates += 1
-        self.unchecked = (self.updates, norms, metrics)
+        self.unchecked = (self.updates, norms, metrics, batch)
         if self.device.type == "cpu":
             self.check()
         return {**metrics, "optim/grad_norm": norms.square().sum().sqrt()}
@@ -87,28 +128,47 @@ class Learner:
         """Raise NonFiniteError when the last update was not finite."""
         if self.unchecked is None:
             return
-        number, norms, metrics = self.unchecked
+        number, norms, metrics, batch = self.unchecked
         self.unchecked = None
+        fault = self.fault(norms, metrics)
+        if fault:
+            raise NonFiniteError(
+                f"update {number} is not finite: {fault}; {self.keep(number, batch)}. The last "
+                f"checkpoint is untouched; look at the newest rewards and observations, lower "
+                f"optim.lr, or leave such updates out (optim.nonfinite skip)"
+            )
+
+    def leave_out(
+        self, fault: str, batch: dict[str, Any], metrics: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Go on as if this update had not been, but for its number."""
+        self.optimizer.clear()
+        self.updates += 1
+        self.skipped += 1
+        where = self.keep(self.updates, batch)
+        log.warning("update %d is left out, not finite: %s; %s", self.updates, fault, where)
+        nothing = torch.full_like(metrics["loss/total"], torch.nan)
+        return dict.fromkeys([*metrics, "optim/grad_norm"], nothing)
+
+    def fault(self, norms: Tensor, metrics: dict[str, Tensor]) -> str:
+        """Which losses and gradients are not finite; empty where all are."""
         if torch.isfinite(norms.sum() + metrics["loss/total"]):
-            return
+            return ""
         losses = [k for k, v in metrics.items() if k[:5] == "loss/" and not torch.isfinite(v)]
         losses = [key for key in losses if key != "loss/total"] or losses
         bad = [n for n, ok in zip(self.optimizer.names, norms.isfinite(), strict=True) if not ok]
         modules = sorted({".".join(name.split(".")[:2]) for name in bad})
-        raise NonFiniteError(
-            f"update {number} is not finite: losses {losses or 'none'}, gradients of "
-            f"{modules or 'none'}. The last checkpoint is untouched; look at the newest rewards "
-            f"and observations, or lower optim.lr"
-        )
+        return f"losses {losses or 'none'}, gradients of {modules or 'none'}"
 
     def state(self) -> dict[str, Any]:
         return {
             "model": self.update.state_dict(),
             "optimizer": self.optimizer.state_dict(),
             "updates": self.updates,
+            "skipped": self.skipped,
         }
 
     def restore(self, state: dict[str, Any]) -> None:
         self.update.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.updates = state["updates"]
+        self.updates, self.skipped = state["updates"], state.get("skipped", 0)

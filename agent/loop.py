@@ -250,6 +250,7 @@ class Loop:
         metrics["rate/agent_steps"] = (self.agent_step - steps) / span
         metrics["rate/updates"] = (self.learner.updates - updates) / span
         metrics["env/restarts"] = self.pool.restarts
+        metrics["optim/skipped"] = self.learner.skipped
         metrics.update(self.usage.measure())
         metrics.update({f"replay/{key}": value for key, value in self.replay.stats().items()})
         if self.evaluator:

@@ -35,7 +35,7 @@ class LaProp:
         A parameter without a gradient counts as one with a gradient of zero.
         """
         config = self.config
-        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+        grads = self.grads()
         norms = torch._foreach_norm(grads)
         result = torch.stack(norms)
         limits = torch._foreach_clamp_min(torch._foreach_norm(self.params), SMALLEST_NORM)
@@ -57,9 +57,20 @@ class LaProp:
             self.momentum, [-rate * warm / correction for rate in self.rates]
         )
         torch._foreach_add_(self.params, change)
+        self.clear()
+        return result
+
+    def grads(self) -> list[Tensor]:
+        return [torch.zeros_like(p) if p.grad is None else p.grad for p in self.params]
+
+    @torch.no_grad()
+    def norms(self) -> Tensor:
+        """Gradient norms (number of tensors,), before `step`."""
+        return torch.stack(torch._foreach_norm(self.grads()))
+
+    def clear(self) -> None:
         for param in self.params:
             param.grad = None
-        return result
 
     def state_dict(self) -> dict[str, Any]:
         return {"steps": self.steps, "square": self.square, "momentum": self.momentum}

@@ -20,7 +20,7 @@ from agent.actor import Actor
 from agent.checkpoint import Checkpoints
 from agent.episodes import EpisodeTable, bsuite_file
 from agent.evaluator import Evaluator
-from agent.learner import Learner
+from agent.learner import KeptBatches, Learner
 from agent.logger import Logger, Terminal
 from agent.loop import Loop
 from agent.offline import Offline
@@ -255,7 +255,8 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
             logged = parts["learner"]["updates"]
         table = bsuite_file(folder, config.task)
         logger = Logger(folder, logged, table and EpisodeTable(table))
-        learner = Learner(update, config.seed, config.precision, config.compile == "yes")
+        kept = KeptBatches(folder / "nonfinite")
+        learner = Learner(update, config.seed, config.precision, config.compile == "yes", kept)
         actor = Actor(update, env.count, config.seed)
         if config.eval.every:
             begun = parts["run"]["agent_step"] if parts else 0

@@ -230,6 +230,9 @@ class OptimConfig:
     beta1: float = setting(0.9, "momentum")
     beta2: float = setting(0.999, "averaging of squared gradients")
     eps: float = setting(1e-20, "added to the root of squared gradients")
+    nonfinite: Literal["stop", "skip"] = setting(
+        "stop", "at a loss or gradient that is not finite end the run, or leave that update out"
+    )
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import torch
 from agent import seeding
 from agent.auto import fake_batch
 from agent.imagination import imagine
-from agent.learner import Compiled, Learner, NonFiniteError
+from agent.learner import Compiled, KeptBatches, Learner, NonFiniteError
 from agent.update import Update
 from configs.load import replace_flat, resolve
 from envs.env import Space
@@ -165,6 +165,40 @@ def test_a_poisoned_reward_stops_with_module_and_update_named(tiny):
     batch["reward"][0, 5] = float("nan")
     with pytest.raises(NonFiniteError, match=r"update 2 .*loss/reward.*world\.core"):
         learner.train(batch)
+
+
+def test_a_poisoned_update_can_be_left_out_as_if_it_had_not_been(tiny, caplog):
+    config = replace_flat(tiny(), {"optim.nonfinite": "skip"})
+    kept, states = [], []
+    for poisoned in (False, True):
+        update = make(config)
+        learner = Learner(update, 0, "float32", keep=lambda number, batch: kept.append(number))
+        batch = fake_batch(update, 2, 16)
+        metrics = learner.train(batch)
+        if poisoned:
+            bad = {**batch, "reward": torch.full_like(batch["reward"], torch.nan)}
+            nothing = learner.train(bad)
+            assert nothing.keys() == metrics.keys()
+            assert all(value.isnan() for value in nothing.values())
+        learner.updates = 2  # noise follows the number
+        learner.train(batch)
+        states.append({**update.state_dict(), **dict(enumerate(learner.optimizer.momentum))})
+    assert (kept, learner.skipped) == ([2], 1)
+    assert "update 2 is left out, not finite: losses" in caplog.text
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+def test_batches_of_bad_updates_are_kept_the_last_five(tmp_path):
+    keep = KeptBatches(tmp_path / "nonfinite")
+    for update in range(1, 8):
+        said = keep(update, {"reward": torch.tensor([float(update)]), "plan": 3})
+    assert said == f"its batch is kept in {tmp_path / 'nonfinite' / '000000007.pt'}"
+    files = sorted(path.name for path in (tmp_path / "nonfinite").iterdir())
+    assert files == [f"00000000{update}.pt" for update in range(3, 8)]
+    batch = torch.load(tmp_path / "nonfinite" / "000000005.pt", weights_only=True)
+    assert (batch["reward"].item(), batch["plan"]) == (5.0, 3)
+    (tmp_path / "file").touch()
+    assert "could not be kept" in KeptBatches(tmp_path / "file" / "nonfinite")(1, batch)
 
 
 def test_twenty_updates_equal_ten_then_a_restored_ten(tiny):
