@@ -181,7 +181,8 @@ def serve(config: Config, pipe: Any) -> None:
     from envs.pool import WORKER_ENVIRONMENT, leave_with_parent
 
     # The parent decides when to stop; its SIGTERM lets the pool be closed. Ctrl-C reaches us too.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in (signal.SIGINT, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     threading.Thread(target=leave_with_parent, daemon=True).start()
     os.nice(NICE)

@@ -8,6 +8,7 @@ import logging
 import random
 import signal
 import traceback
+from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,9 @@ from replay.loader import Loader
 from replay.replay import Replay
 
 log = logging.getLogger("agent")
+
+# What asks a run to save and end: a scheduler's notice, or Ctrl-C.
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 # May differ between a run and its resumption; everything else must agree.
 FREE_AT_RESUME = (
@@ -142,6 +146,9 @@ def run(config: Config, given: set[str]) -> int:
     with lock:
         try:
             return run_in(folder, config, given)
+        except Stopped as notice:
+            print(f"stopped by {notice} before its first step; nothing was to be saved", flush=True)
+            return 0
         except RunError:  # a command that cannot be followed leaves the folder as it is
             raise
         except Exception:
@@ -150,7 +157,30 @@ def run(config: Config, given: set[str]) -> int:
             raise
 
 
+class Stopped(BaseException):
+    """A notice to stop came while there was nothing to save yet."""
+
+
+class Notice:
+    """Handles what asks to stop: tells the loop, or ends the start of a run."""
+
+    def __init__(self) -> None:
+        self.loop: Loop | None = None
+        # It inherits that this is ignored, and so outlives a notice to the whole group.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        resource_tracker.ensure_running()
+        for number in STOPS:
+            signal.signal(number, self)
+
+    def __call__(self, number: int, frame: Any) -> None:
+        name = signal.Signals(number).name
+        if self.loop is None:
+            raise Stopped(name)
+        self.loop.stop = name
+
+
 def run_in(folder: Path, config: Config, given: set[str]) -> int:
+    notice = Notice()
     checkpoints = Checkpoints(folder / "checkpoints")
     published = checkpoints.published()
     config_file = folder / "config.yaml"
@@ -273,11 +303,7 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
         widths = update.actor.inputs
         print(f"policy features {config.behaviour.features}: {widths} numbers", flush=True)
 
-        def ask_to_stop(number: int, frame: Any) -> None:
-            loop.stop = signal.Signals(number).name
-
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, ask_to_stop)
+        notice.loop = loop
         loop.run()
         word = f"stopped by {loop.stop}" if loop.stop else "done"
         where = f"step {loop.agent_step:,}, update {learner.updates:,}"

@@ -99,9 +99,9 @@ class LocalSlot:
 
 def worker(make: Callable[[], Env], pipe: Any) -> None:
     """The process of one environment. It ends when the parent closes the pipe or dies."""
-    # The parent decides when to stop; Ctrl-C and a scheduler's SIGTERM reach the whole group.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    # The parent decides when to stop; Ctrl-C and a scheduler's notice reach the whole group.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=leave_with_parent, daemon=True).start()
     env = memory = None
     places: dict[str, np.ndarray] = {}

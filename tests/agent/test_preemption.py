@@ -1,0 +1,111 @@
+"""A notice to stop, whatever the run is doing: one save, status 0, nothing left, no noise."""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from agent.checkpoint import Checkpoints
+
+ROOT = Path(__file__).parents[2]
+FLAGS = [
+    *("--task", "test_image", "--size", "debug", "--precision", "float32", "--device", "cpu"),
+    *("--threads", "1", "--batch.size", "2", "--batch.length", "16", "--behaviour.horizon", "3"),
+    *("--loop.train_ratio", "8", "--log.every", "0.2", "--env.processes", "yes"),
+    *("--env.count", "2"),
+]
+GRACE = 30.0  # seconds; schedulers give this or more
+COMPILE = 300.0  # a compiler cannot be interrupted: a notice waits for it
+
+
+def training(folder):
+    return '"loss/total"' in read(folder / "metrics.jsonl")
+
+
+def read(path):
+    return path.read_text() if path.exists() else ""
+
+
+# What tells that a run is in a phase, and the flags that make it.
+PHASES = {
+    "prefill": (lambda f: "rate/" in read(f / "metrics.jsonl"), ["--loop.fill", "1000000"]),
+    "training": (training, []),
+    "video": (lambda f: (f / "media" / "prediction.gif").exists(), ["--log.media_every", "0.1"]),
+    "checkpoint": (training, ["--checkpoint.every", "0.01"]),
+    "evaluation": (
+        lambda folder: (folder / "evaluation" / "weights.pt").exists(),
+        ["--eval.every", "100", "--eval.episodes", "100000"],
+    ),
+    "compile": (
+        lambda folder: "compiling the update" in read(folder / "out"),
+        ["--compile", "yes"],
+    ),
+}
+
+
+def start(folder, *flags):
+    folder.mkdir(exist_ok=True)
+    command = [sys.executable, "-m", "agent.train", "--logdir", str(folder), *FLAGS, *flags]
+    out = (folder / "out").open("w")
+    return subprocess.Popen(
+        command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+    )
+
+
+def test_a_notice_before_the_first_step_ends_it_too(tmp_path):
+    process = start(tmp_path / "run", "--steps", "1000000")
+    deadline = time.monotonic() + 60
+    while not (tmp_path / "run" / "lock").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    time.sleep(0.2)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(GRACE) == 0
+    said = read(tmp_path / "run" / "out")
+    assert "stopped by SIGTERM before its first step" in said
+    assert "Traceback" not in said
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("whole_group", [False, True], ids=["process", "group"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_notice_ends_a_run_within_its_grace(tmp_path, phase, number, whole_group, capsys):
+    begun, flags = PHASES[phase]
+    if phase == "compile" and not shutil.which("g++"):
+        pytest.skip("no C++ compiler")
+    folder = tmp_path / "run"
+    process = start(folder, *flags, "--steps", "1000000")
+    deadline = time.monotonic() + 200  # compilers take their time
+    while not begun(folder):
+        assert process.poll() is None, read(folder / "out")
+        assert time.monotonic() < deadline, read(folder / "out")
+        time.sleep(0.05)
+    children = psutil.Process(process.pid).children(recursive=True)
+    asked = time.monotonic()
+    os.killpg(process.pid, number) if whole_group else process.send_signal(number)
+    status = process.wait(COMPILE if phase == "compile" else GRACE)
+    seconds = time.monotonic() - asked
+    said = read(folder / "out")
+    assert status == 0, said
+    assert f"stopped by {number.name}" in said
+    assert "Traceback" not in said
+    _, alive = psutil.wait_procs(children, 3)
+    assert not alive
+    assert not list((folder / "checkpoints").glob("writing-*"))
+    published = Checkpoints(folder / "checkpoints").published()
+    saved = Checkpoints.load(published[-1])
+    step, update = saved["run"]["agent_step"], saved["learner"]["updates"]
+    assert f"at step {step:,}, update {update:,}" in said
+    with capsys.disabled():
+        row = f"{phase}, {number.name}: {seconds:.1f} s, status {status}, saved at step {step}"
+        sys.stdout.write(f"\n{row}\n")
+    resumed = start(folder, "--steps", str(step), "--eval.every", "0")
+    assert resumed.wait(120) == 0
+    assert f"resuming {folder}" in read(folder / "out")
