@@ -8,6 +8,7 @@ error, the trend of its scores, its memory and its disk.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import fcntl
 import json
 import logging
@@ -17,6 +18,7 @@ import shutil
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -183,17 +185,29 @@ def text(found: dict[str, Any]) -> str:
     return "\n  ".join(lines)
 
 
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Without a word about settings that are newer than the run."""
+    log = logging.getLogger("configs")
+    before = log.level
+    log.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        log.setLevel(before)
+
+
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, or 2 where a folder holds no run."""
     parser = argparse.ArgumentParser("agent.status", description=__doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="LOGDIR")
     parser.add_argument("--json", action="store_true", help="one object a line")
     args = parser.parse_args(argv)
-    logging.getLogger("configs").setLevel(logging.ERROR)  # of settings newer than the run
     status = 0
     for folder in args.folders:
         try:
-            found = look(folder)
+            with quiet():
+                found = look(folder)
         except (ValueError, ConfigError) as error:
             print(f"error: {error}", file=sys.stderr)
             status = 2

@@ -49,16 +49,29 @@ PHASES = {
 }
 
 
-def start(folder, *flags):
-    folder.mkdir(exist_ok=True)
-    command = [sys.executable, "-m", "agent.train", "--logdir", str(folder), *FLAGS, *flags]
-    out = (folder / "out").open("w")
-    return subprocess.Popen(
-        command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
-    )
+@pytest.fixture
+def start():
+    """Starts a run in a folder; what still runs when the test ends is killed."""
+    started = []
+
+    def begin(folder, *flags):
+        folder.mkdir(exist_ok=True)
+        command = [sys.executable, "-m", "agent.train", "--logdir", str(folder), *FLAGS, *flags]
+        with (folder / "out").open("w") as out:
+            started.append(
+                subprocess.Popen(
+                    command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                )
+            )
+        return started[-1]
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.wait()
 
 
-def test_a_notice_before_the_first_step_ends_it_too(tmp_path):
+def test_a_notice_before_the_first_step_ends_it_too(tmp_path, start):
     process = start(tmp_path / "run", "--steps", "1000000")
     deadline = time.monotonic() + 60
     while not (tmp_path / "run" / "lock").exists():
@@ -76,7 +89,7 @@ def test_a_notice_before_the_first_step_ends_it_too(tmp_path):
 @pytest.mark.parametrize("whole_group", [False, True], ids=["process", "group"])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_notice_ends_a_run_within_its_grace(tmp_path, phase, number, whole_group, capsys):
+def test_a_notice_ends_a_run_within_its_grace(tmp_path, start, phase, number, whole_group, capsys):
     begun, flags = PHASES[phase]
     if phase == "compile" and not shutil.which("g++"):
         pytest.skip("no C++ compiler")
