@@ -107,11 +107,12 @@ class Learner:
         random = seeding.generator(self.seed, "update", self.updates, self.device)
         rows, length = batch["reward"].shape
         noise = self.update.noise(rows, length, random)
-        before = self.update.return_range.clone()  # the forward moves it
+        skip = self.update.config.optim.nonfinite == "skip"
+        before = self.update.return_range.clone() if skip else None  # the forward moves it
         with self.autocast():
             loss, metrics = self.forward(batch, noise)
         loss.backward()
-        if self.update.config.optim.nonfinite == "skip":
+        if skip:
             fault = self.fault(self.optimizer.norms(), metrics)
             if fault:
                 self.update.return_range.copy_(before)

@@ -25,7 +25,7 @@ import psutil
 
 from configs.schema import Config
 from envs.env import Space
-from envs.make import SUITES, cheap, check_task, make_env
+from envs.make import PACKAGES, SUITES, cheap, check_task, make_env
 from envs.pool import EnvPool
 from envs.rendering import INSTALL, draws
 
@@ -36,29 +36,23 @@ STEP_KB = 12.3 / 3.4  # of an image 64x64x3 on disk, at the ratio of frames of a
 
 @dataclass(frozen=True)
 class Kit:
-    """What a suite needs: `package` to import from `wheel`, brought by `extra`; a task to try."""
+    """The `wheel` that brings a suite's package (envs/make.py), and a task to try."""
 
-    package: str
     wheel: str
-    extra: str
     task: str
     draws: bool = False
 
-    @property
-    def install(self) -> str:
-        return f"pip install -e '.[{self.extra}]'" if self.extra else "pip install -e ."
-
 
 KITS = {
-    "memory_maze": Kit("memory_maze", "memory-maze", "memory-maze", "memory_maze_9x9", True),
-    "dmc": Kit("dm_control", "dm-control", "dmc", "dmc_walker_walk"),
-    "dmc_vision": Kit("dm_control", "dm-control", "dmc", "dmc_vision_walker_walk", True),
-    "atari": Kit("ale_py", "ale-py", "atari", "atari_pong"),
-    "atari100k": Kit("ale_py", "ale-py", "atari", "atari100k_pong"),
-    "popgym": Kit("popgym", "popgym", "popgym", "popgym_RepeatPreviousEasy"),
-    "bsuite": Kit("bsuite", "bsuite", "bsuite", "bsuite_memory_len_5"),
-    "gym": Kit("gymnasium", "gymnasium", "", "gym_CartPole-v1"),
-    "tmaze": Kit("", "", "", "tmaze_20"),
+    "memory_maze": Kit("memory-maze", "memory_maze_9x9", True),
+    "dmc": Kit("dm-control", "dmc_walker_walk"),
+    "dmc_vision": Kit("dm-control", "dmc_vision_walker_walk", True),
+    "atari": Kit("ale-py", "atari_pong"),
+    "atari100k": Kit("ale-py", "atari100k_pong"),
+    "popgym": Kit("popgym", "popgym_RepeatPreviousEasy"),
+    "bsuite": Kit("bsuite", "bsuite_memory_len_5"),
+    "gym": Kit("gymnasium", "gym_CartPole-v1"),
+    "tmaze": Kit("", "tmaze_20"),
 }
 
 
@@ -106,10 +100,13 @@ class Doctor:
             if suite == "test":
                 continue
             kit = KITS.get(suite)
+            # The project itself brings what is not in PACKAGES.
+            package, extra = PACKAGES.get(suite, ("", ""))
+            install = f"pip install -e '.[{extra}]'" if extra else "pip install -e ."
             if kit is None:
                 print(f"{suite:12} no task to try is known")
-            elif kit.package and importlib.util.find_spec(kit.package) is None:
-                print(f"{suite:12} not installed: {kit.install}")
+            elif package and importlib.util.find_spec(package) is None:
+                print(f"{suite:12} not installed: {install}")
             else:
                 version = importlib.metadata.version(kit.wheel) if kit.wheel else "of its own"
                 version = f"{kit.wheel} {version}".strip()
@@ -122,7 +119,7 @@ class Doctor:
                     print("does not work")
                     last = str(error).strip().splitlines()[-1:] or [repr(error)]
                     if not (self.blind and kit.draws):  # that has been told
-                        self.fault(f"{kit.task}: {last[0]}", kit.install)
+                        self.fault(f"{kit.task}: {last[0]}", install)
 
     def rates(self, task: str, quick: bool) -> str:
         """Speeds; with `quick` only whether a worker steps, or this process if that is usual."""

@@ -150,10 +150,11 @@ class WorldModel(nn.Module):
         Returns a dict of h (B, T, D), x (B, T, X), z (B, T, S*C), post (B, T, S, C) as
         log-probabilities, context (for `core.imagine`), and the carry after the last step.
         """
-        run = self.observe_recurrent if self.recurrent else self.observe_parallel
+        parallel = functools.partial(self.observe_parallel, plan=plan)
+        run = self.observe_recurrent if self.recurrent else parallel
         previous = torch.cat([carry["action"][:, None], action[:, :-1]], 1)
         previous = torch.where(is_first[..., None], 0.0, previous)
-        out, core = run(self.posterior.project(embed), previous, is_first, carry, noise, plan)
+        out, core = run(self.posterior.project(embed), previous, is_first, carry, noise)
         return out, {"core": core, "z": out["z"][:, -1], "action": action[:, -1]}
 
     def observe_parallel(
@@ -175,13 +176,7 @@ class WorldModel(nn.Module):
 
     @torch.compiler.disable  # unrolled over T, the graph would take too long to compile
     def observe_recurrent(
-        self,
-        projected: Tensor,
-        previous: Tensor,
-        is_first: Tensor,
-        carry: Carry,
-        noise: Tensor,
-        plan: Any,
+        self, projected: Tensor, previous: Tensor, is_first: Tensor, carry: Carry, noise: Tensor
     ) -> tuple[dict[str, Any], Any]:
         state, z = carry["core"], carry["z"]
         prepared, posterior = self.core.prepare(), self.posterior.prepare()
