@@ -97,6 +97,13 @@ def test_parity_trains_on_rows_of_three_bits_or_more():
     assert sorted(set(ends)) == [3, 4, 5, 6]
 
 
+def test_parity_trains_on_rows_of_every_share_of_ones_and_tests_on_halves():
+    ones = Parity().train(rng(), 2000, 40).inputs[..., 1].mean(1)
+    assert np.histogram(ones, 4, (0, 1))[0].min() > 400
+    ones = Parity().whole(rng(), 2000, 40).inputs[..., 1].mean(1)
+    assert 0.05 < ones.min() < ones.max() < 0.95
+
+
 def test_swaps_compose():
     task = Swaps()
     place = {pair: index for index, pair in enumerate(task.places)}
