@@ -17,6 +17,7 @@ start with unit variance under white inputs (as released they start at about sqr
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -123,6 +124,8 @@ class S3M(SequenceCore):
             SSM(width, state, blocks, discretisation, (dt_min, dt_max)) for _ in range(layers)
         )
         self.leave = Linear(width, deter)
+        # Over a T that several processes share: a partial of `scan_sharded.sharded_scan`.
+        self.diag_scan: Callable[..., Tensor] = diag_scan
         start = torch.zeros(layers, 2, state)
         self.start = nn.Parameter(start) if initial == "learned" else None
         self.register_buffer("zeros", start, persistent=False)
@@ -158,7 +161,7 @@ class S3M(SequenceCore):
         reset_value = self.reset_value()
         for index, (layer, (a, b, c)) in enumerate(zip(self.layers, self.prepare(), strict=True)):
             drive = F.linear(u, b).to(self.zeros.dtype).unflatten(-1, (2, layer.state))
-            x = diag_scan(a, drive, state["x"][:, index], is_first, reset_value[index])
+            x = self.diag_scan(a, drive, state["x"][:, index], is_first, reset_value[index])
             u = layer.readout(u, x, c)
             states.append(x)
         x = torch.stack(states, 2)  # (B, T, L, 2, P)
