@@ -57,10 +57,13 @@ class Budget:
         """Raises ConfigError for what cannot be used, ValueError for a task that does not exist."""
         if size == configs.AUTO_SIZE:
             raise ConfigError("--size auto depends on the machine: name a size")
-        given = dict(given)
-        named = configs.preset_keys(given.pop("preset", ""), task)
+        for key in ("core", "size", "task"):
+            if key in given:
+                raise ConfigError(f"{key} is no setting for all cores: it has a word of its own")
+        named = configs.preset_keys(given.get("preset", ""), task)
         self.task, self.given = task, {**named, **given, "size": size}
-        self.given.pop("core", None)
+        for key in ("core", "preset"):  # of a preset, what it sets for all cores is left
+            self.given.pop(key, None)
         self.spaces = spaces(self.config(next(iter(CORES)), {}))
 
     def config(self, core: str, settings: Mapping[str, Any]) -> Config:
@@ -106,7 +109,7 @@ def matched(
             for core in cores
         }
     if adjust == "train_ratio":
-        costs = {core: cost(budget.update(core)) for core in cores}
+        costs = {core: cost(budget.update(core, {})) for core in cores}
         wanted = costs[first].per_step(part)
         return {
             core: {RATIO: short(found.replayed_for(part, wanted))} for core, found in costs.items()

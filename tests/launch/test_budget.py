@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[2]
 OBS, ACT = {"vector": Space("vector", (3,))}, Space("discrete", (1,), (3,))
 ALL = ["gru", *sorted(set(CORES) - {"gru"})]
 TASK = "test_counter"
-SHORT = {"batch.size": 2, "batch.length": 32, "behaviour.horizon": 3}
+SHORT = {"batch.size": 2, "batch.length": 16, "behaviour.horizon": 2}
 AS_WIDE = [  # h of 32 numbers
     *("--s3m.deter", "32", "--transformer.width", "32", "--rlt.width", "32"),
     *("--elmur.width", "32", "--rate.width", "32"),
@@ -155,8 +155,8 @@ def test_a_train_ratio_makes_an_environment_step_cost_the_same(part):
     each = [found.per_step(part) for found in costs]
     assert each == pytest.approx([each[0]] * 3, rel=1e-4)
     assert solved["gru"] == {"loop.train_ratio": 32.0}
-    # By hand: a step pays for 32 replayed steps of the 64 of an update, and for one decision.
-    of = costs[0].of(part).flops * 32 / 64
+    # By hand: a step pays for 32 replayed steps, all of an update, and for one decision.
+    of = costs[0].of(part).flops * 32 / 32
     assert each[0] == of + (costs[0].acting if part == "total" else 0)
 
 
@@ -213,7 +213,8 @@ def test_settings_of_a_named_preset_hold_for_all_cores():
         (["--size", "auto"], "name a size"),
         (["--match", "params", "--adjust", "train_ratio"], "changes no parameters"),
         (["--match", "seconds"], "needs --adjust train_ratio --part total"),
-        (["--set", "batch.sise=3"], "did you mean 'batch.size'"),
+        (["--set", "behaviour.horizons=3"], "did you mean 'behaviour.horizon'"),
+        (["--set", "size=1m"], "size is no setting for all cores"),
         (["--task", "tmaze"], "tmaze"),
     ],
 )
