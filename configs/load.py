@@ -13,7 +13,9 @@ import keyword
 import logging
 import math
 import typing
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -24,6 +26,10 @@ from configs.schema import Config
 log = logging.getLogger("configs")
 FOLDER = Path(__file__).parent
 AUTO_SIZE = "auto"
+# What the blocks that apply are chosen by, and what tells runs apart: no business of a preset.
+CHOSEN_BY = ("task", "preset", "logdir", "seed")
+# What settings are called in the files of earlier runs, and today.
+RENAMED = {"steps": "stop.steps", "updates": "stop.updates"}
 # Counts that may be 0 although their default is not.
 MAY_BE_ZERO = ("optim.warmup", "env.restarts_per_hour", "rlt.feedback")
 
@@ -109,16 +115,20 @@ def check_key(key: str, where: str) -> None:
         raise ConfigError(f"{where}: no setting {key!r}" + nearest(key, list(LEAVES)))
 
 
-def flatten(tree: Any, where: str, prefix: str = "") -> dict[str, Any]:
-    """A nested YAML block as dotted settings, checked and converted."""
+def flatten(
+    tree: Any, where: str, prefix: str = "", renamed: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
+    """A nested YAML block as dotted settings, checked and converted; of those `renamed`, old name
+    to new, it may have the old one."""
     if not isinstance(tree, dict):
         raise ConfigError(f"{where}: {tree!r} stands where settings were expected (key: value)")
     out: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict):
-            out.update(flatten(value, where, f"{name}."))
+            out.update(flatten(value, where, f"{name}.", renamed))
         else:
+            name = renamed.get(name, name)
             check_key(name, where)
             out[name] = convert(name, value, where)
     return out
@@ -157,14 +167,27 @@ def by_prefix(tree: dict[str, Any], task: str, where: str) -> dict[str, Any]:
 
 
 def preset(name: str, task: str) -> dict[str, Any]:
-    """A named preset; its block `tasks` holds what applies to tasks by the start of their name."""
+    """A named preset, or that of a file, NAME.yaml; its block `tasks` holds what applies to tasks
+    by the start of their name."""
     known = blocks("presets")
-    if name not in known:
-        raise ConfigError(f"--preset: no preset {name!r}" + nearest(name, list(known)))
-    tree = dict(known[name] or {})
-    suites = tree.pop("tasks", {})
     where = f"configs/presets.yaml {name}"
-    return {**flatten(tree, where), **by_prefix(suites, task, where)}
+    if name.endswith((".yaml", ".yml")):
+        if not Path(name).is_file():
+            raise ConfigError(f"--preset: there is no file {name}")
+        where, tree = name, read_yaml(Path(name))
+    elif name in known:
+        tree = known[name] or {}
+    else:
+        raise ConfigError(f"--preset: no preset {name!r}" + nearest(name, list(known)))
+    suites = {}
+    if isinstance(tree, dict):
+        tree = dict(tree)
+        suites = tree.pop("tasks", {})
+    found = {**flatten(tree, where), **by_prefix(suites, task, where)}
+    for key in CHOSEN_BY:
+        if key in found:
+            raise ConfigError(f"{where}: a preset cannot set {key}, which the command line does")
+    return found
 
 
 def parse_flags(argv: list[str]) -> dict[str, str]:
@@ -257,11 +280,16 @@ def to_flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 def render(config: Config) -> str:
     """YAML text of the whole configuration, groups in the order of the schema."""
+    return render_flat(to_flat(config))
+
+
+def render_flat(flat: dict[str, Any]) -> str:
+    """YAML text of dotted settings; groups stand in the order of their first one."""
     buffer = io.StringIO()
     yaml = YAML()
     yaml.default_flow_style = False
     tree: dict[str, Any] = {}
-    for key, value in to_flat(config).items():
+    for key, value in flat.items():
         group, dot, name = key.rpartition(".")
         (tree.setdefault(group, {}) if dot else tree)[name] = value
     yaml.dump(tree, buffer)
@@ -279,7 +307,7 @@ def load(path: Path) -> Config:
 
     A setting that is newer than the file has its default, which is to leave things as they were.
     """
-    flat = flatten(read_yaml(path), str(path))
+    flat = flatten(read_yaml(path), str(path), renamed=RENAMED)
     newer = sorted(set(LEAVES) - set(flat))
     if newer:
         log.warning("%s is of an earlier version; at their defaults: %s", path, ", ".join(newer))
