@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib")
 pytest.importorskip("scipy")
 
 from agent.logger import AXES
-from launch import report, report_plots, runs
+from launch import comparison, report, report_plots, runs
 from launch.comparison import Comparison
 
 MEMORY, MAZE, CART = "bsuite_memory_len_L5", "memory_maze_9x9", "gym_CartPole-v1"
@@ -352,8 +352,8 @@ def test_without_a_finished_run_the_budget_is_how_far_they_are():
 
 
 def test_a_run_that_failed_after_the_budget_counts():
-    comparison = Comparison([made("a", 50), made("a", 60, "failed", seed=1)], "")
-    assert len(comparison.cells["env_step", CART, "a"].final.seeds) == 2
+    both = Comparison([made("a", 50), made("a", 60, "failed", seed=1)], "")
+    assert len(both.cells["env_step", CART, "a"].final.seeds) == 2
 
 
 def test_what_was_matched_comes_first():
@@ -389,6 +389,34 @@ def test_episodes_without_a_finite_return_are_left_out():
     cell = Comparison([run], "").cells["env_step", CART, "a"]
     assert cell.final.value == np.mean(np.arange(41, 50))  # a fifth of 48 episodes
     assert np.isfinite(cell.area.value)
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        ({"oracle": 3.0, "human": 2.0}, "human"),
+        ({"random": 0.0, "oracle": 3.0}, "oracle"),
+        ({"random": 0.0}, ""),
+        ({}, ""),
+    ],
+)
+def test_scores_are_normalised_by_a_line_above_random(monkeypatch, known, expected):
+    monkeypatch.setattr(comparison, "lines", lambda task: known)
+    assert comparison.reference(CART) == expected
+
+
+def test_a_curve_is_the_mean_of_its_seeds_within_their_band(tmp_path, monkeypatch):
+    low, high = made("a", 50), made("a", 50, seed=1)
+    high.scores["return"] = high.scores["return"] + 10
+    kept = []
+    monkeypatch.setattr(report_plots, "save", lambda figure, path: kept.append(figure))
+    report_plots.learning_curves(Comparison([low, high], ""), "env_step", CART, tmp_path)
+    axes = kept[0].axes[0]
+    x, y = axes.lines[0].get_data()
+    assert x.tolist() == [2 * n for n in range(1, 26)]
+    assert y == pytest.approx(x - 0.5 + 5)  # the mean of two episodes, and of two seeds
+    corners = axes.collections[0].get_paths()[0].vertices
+    assert {(2.0, 1.5), (2.0, 11.5), (50.0, 49.5), (50.0, 59.5)} <= set(map(tuple, corners))
 
 
 def drawn_texts(tmp_path, monkeypatch, runs_, task):
