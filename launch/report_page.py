@@ -14,6 +14,7 @@ from launch import report_plots as drawn
 from launch import report_tables as tables
 from launch.comparison import AXES, Comparison
 from launch.document import Block, Code, Figures, Heading, Items, Table, Text
+from launch.recall_report import title as short
 from launch.runs import Run
 
 STATUS = ("finished", "unfinished", "failed", "missing")
@@ -57,11 +58,11 @@ def summary(
     own = comparison.runs[: len(comparison.runs) - len(foreign)]
     seeds = ", ".join(map(str, dict.fromkeys(run.seed for run in own)))
     counts = Counter(run.status for run in own)
-    match = manifest.get("match")
+    match = manifest.get("match", "none")
     items = [
         f"**Compared:** {plural(len(comparison.variants), 'variant')} "
         f"({listed(comparison.variants)}) on {plural(len(comparison.tasks), 'task')}, seeds {seeds}"
-        + (f"; runs were matched by `{match}`" if match else "")
+        + (f"; runs were matched by `{match}`" if match != "none" else "")
         + f". What follows is at equal {AXES[comparison.axis]} unless it says otherwise.",
         f"**Runs:** {len(own)} planned: "
         + ", ".join(f"{counts[status]} {status}" for status in STATUS)
@@ -127,7 +128,7 @@ def aggregate(comparison: Comparison, plots: Path) -> list[Block]:
         found = tables.iqms(comparison, axis, kind)
         if found:
             title = f"IQM of {kind} scores at equal {AXES[axis]}"
-            rows = [(variant, *each, styles[variant]) for variant, each in found.items()]
+            rows = [(short(variant), *each, styles[variant]) for variant, each in found.items()]
             path = plots / f"iqm-{kind}.png"
             drawn.intervals(rows, title, "normalised score", path)
             figures.append((path, title))
@@ -140,7 +141,7 @@ def aggregate(comparison: Comparison, plots: Path) -> list[Block]:
             Text(f"Probability of improvement of final scores at equal {AXES[axis]}:"),
             tables.improvement(comparison),
         ]
-        shown = [(f"{x} > {y}", *found, styles[x]) for x, y, _, found in pairs]
+        shown = [(f"{short(x)} > {short(y)}", *found, styles[x]) for x, y, _, found in pairs]
         title = f"Probability of improvement at equal {AXES[axis]}"
         path = drawn.intervals(shown, title, "P(X > Y)", plots / "improvement.png", middle=0.5)
         figures.append((path, title))
@@ -187,7 +188,7 @@ def diagnostics(runs: list[Run]) -> list[Block]:
 
 
 def commands(runs: list[Run], argv: list[str]) -> list[Block]:
-    shown = [line for run in runs if run.command for line in (shlex.join(run.command),)]
+    shown = [shlex.join(run.command) for run in runs if run.command]
     report = shlex.join(["python", "-m", "launch.report", *argv])
     return [
         Heading(2, "Commands"),

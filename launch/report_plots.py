@@ -14,6 +14,7 @@ from agent.scores import lines
 from configs.load import blocks
 from launch import statistics
 from launch.comparison import AXES, Comparison, curve_of, reference
+from launch.recall_report import title as short
 
 # Without its yellow, which is too light for a line on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -82,7 +83,7 @@ def learning_curves(comparison: Comparison, axis: str, task: str, path: Path) ->
         # A curve of another program may not have this axis; a missing run has none at all.
         if any(axis in run.end or not run.end for run in planned):
             mean, band = statistics.band(np.stack(curves or [np.full(CELLS, np.nan)]))
-            label = f"{variant}, {len(curves)} of {len(planned)} seeds"
+            label = f"{short(variant)}, {len(curves)} of {len(planned)} seeds"
             axes.plot(edges[1:] / unit, mean, lw=2, label=label, **style)
             if band is not None:
                 fill = {"color": style["color"], "alpha": 0.2, "lw": 0}
@@ -140,7 +141,8 @@ def intervals(
     if middle is not None:
         axes.axvline(middle, color="grey", lw=1, ls=":")
         axes.set_xlim(middle - 0.53, middle + 0.53)
-    axes.set(title=title, xlabel=label, yticks=range(len(rows)), yticklabels=[r[0] for r in rows])
+    names = [name for name, *_ in rows]
+    axes.set(title=title, xlabel=label, yticks=range(len(rows)), yticklabels=names)
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)
     return save(figure, path)
@@ -156,7 +158,7 @@ def profiles(comparison: Comparison, variants: list[str], tasks: list[str], path
     for variant, style in styles(comparison).items():
         if variant in found:
             share, band = statistics.profile(found[variant], taus)
-            axes.plot(taus, share, lw=2, label=variant, **style)
+            axes.plot(taus, share, lw=2, label=short(variant), **style)
             if band is not None:
                 axes.fill_between(taus, *band, color=style["color"], alpha=0.2, lw=0)
     names = ", ".join(dict.fromkeys(map(reference, tasks)))

@@ -8,7 +8,8 @@ that never began is seen too:
      "runs": [{"name": ..., "task": ..., "core": ..., "variant": ..., "seed": 0,
                "flags": ["--task", ...], "logdir": "runs/<name>"}]}
 
-`logdir` is relative to the sweep unless it is absolute; `raw/<name>.json` is a packed run.
+`logdir` is relative to the sweep unless it is absolute; `raw/<name>.json` is a packed run. Beside
+the folder of a run, `<name>.failed` says how its process ended, if it left no `error.txt`.
 """
 
 from __future__ import annotations
@@ -116,14 +117,12 @@ def cut(table: Columns, rows: slice) -> Columns:
 def read_folder(folder: Path, entry: dict[str, Any]) -> Run:
     """The run that `agent.train` made in `folder`; `entry` is that of the manifest."""
     known = {key: entry[key] for key in ("name", "task", "core", "variant", "seed")}
-    run = Run(
-        **known,
-        status="missing",
-        reason="not begun, or its folder is gone",
-        command=["python", "-m", "agent.train", *entry["flags"]],
-    )
-    began, error = (folder / "config.yaml").exists(), folder / ERROR
-    if not began and not error.exists():
+    run = Run(**known, status="missing", reason="not begun, or its folder is gone")
+    where = [] if "--logdir" in entry["flags"] else ["--logdir", str(folder)]
+    run.command = ["python", "-m", "agent.train", *entry["flags"], *where]
+    began = (folder / "config.yaml").exists()
+    failure = last_words(folder / ERROR) or last_words(folder.with_name(f"{run.name}.failed"))
+    if not began and not failure:
         return run
     run.folder = folder
     try:
@@ -140,7 +139,7 @@ def read_folder(folder: Path, entry: dict[str, Any]) -> Run:
         for axis, values in cut(run.scores, slice(-1, None)).items():
             if axis in AXES and len(values):
                 run.end[axis] = max(run.end[axis], values[0])
-        run.status, run.reason = state(folder, run)
+        run.status, run.reason = state(folder, run, failure)
     except ValueError as problem:
         run.status, run.reason = "failed", str(problem)
     return run
@@ -169,9 +168,16 @@ def model(path: Path) -> dict[str, float]:
     }
 
 
-def state(folder: Path, run: Run) -> tuple[str, str]:
+def last_words(path: Path) -> str:
+    """The last line of a file that says something; nothing where there is no file."""
+    if not path.exists():
+        return ""
+    return (path.read_text(errors="replace").strip() or f"{path.name} is empty").splitlines()[-1]
+
+
+def state(folder: Path, run: Run, failure: str) -> tuple[str, str]:
     """Status and its reason; `run.end` becomes what a finished run says itself."""
-    file, error = folder / "finished.json", folder / ERROR
+    file = folder / "finished.json"
     if file.exists():
         found = json.loads(file.read_text())
         run.end.update({axis: found[axis] for axis in AXES if axis in found})
@@ -179,9 +185,8 @@ def state(folder: Path, run: Run) -> tuple[str, str]:
     where = f"step {run.end['agent_step']:,.0f}"
     if running(folder):
         return "unfinished", f"runs, {where}"
-    if error.exists():
-        last = (error.read_text().strip() or "empty error.txt").splitlines()[-1]
-        return "failed", f"{where}: {last}"
+    if failure:
+        return "failed", f"{where}: {failure}"
     return "unfinished", f"stopped at {where}"
 
 

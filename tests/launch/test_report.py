@@ -295,7 +295,8 @@ def test_settings_that_differ_and_commands_are_shown(sweep, text):
     }
     assert "| `env.repeat` | 1 | 2 | 1 |" in text
     for entry in json.loads((sweep / "manifest.json").read_text())["runs"]:
-        assert f"    python -m agent.train {shlex.join(entry['flags'])}\n" in text
+        logdir = sweep / entry["logdir"]
+        assert f"    python -m agent.train {shlex.join(entry['flags'])} --logdir {logdir}\n" in text
     assert f"`python -m launch.report {sweep} --csv" in text
 
 
@@ -438,11 +439,11 @@ def test_references_are_drawn_unless_they_would_make_the_curves_flat(tmp_path, m
 
 
 def test_a_plot_names_how_many_seeds_a_curve_is_of(tmp_path, monkeypatch):
-    some = [made("a", 50), made("a", 30, "failed", seed=1), made("b", 20, "unfinished")]
+    some = [made("a", 50), made("a", 30, "failed", seed=1), made("b:b.x=1", 20, "unfinished")]
     _, _, legend = drawn_texts(tmp_path, monkeypatch, some, CART)
-    assert legend == ["a, 1 of 2 seeds", "b, 0 of 1 seeds", "budget"]
+    assert legend == ["a, 1 of 2 seeds", "b x=1, 0 of 1 seeds", "budget"]
     _, _, legend = drawn_texts(tmp_path, monkeypatch, some[2:], CART)  # an interim report
-    assert legend == ["b, 1 of 1 seeds", "budget"]
+    assert legend == ["b x=1, 1 of 1 seeds", "budget"]
 
 
 # The command

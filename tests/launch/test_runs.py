@@ -49,7 +49,10 @@ def test_a_folder_becomes_columns(tmp_path):
     ]
     run = read_folder(make_folder(tmp_path / "a", rows=rows), ENTRY)
     assert (run.name, run.task, run.variant, run.seed) == ("a", "tmaze_9", "gru", 3)
-    assert run.command == ["python", "-m", "agent.train", "--task", "tmaze_9", "--seed", "3"]
+    typed = f"python -m agent.train --task tmaze_9 --seed 3 --logdir {tmp_path / 'a'}"
+    assert run.command == typed.split()
+    given = {**ENTRY, "flags": ["--logdir", "b"]}
+    assert read_folder(tmp_path / "a", given).command[3:] == ["--logdir", "b"]
     assert run.config == {"task": "tmaze_9", "seed": 3, "env.repeat": 2}
     assert run.model == {"parameters": 1234, "update_flops": 56789}
     assert run.scores["return"].tolist() == [n / 2 for n in range(10)]
@@ -88,6 +91,17 @@ def test_a_run_that_failed_before_its_first_step_is_failed(tmp_path):
     (tmp_path / "error.txt").write_text("ValueError: no GPU\n")
     run = read_folder(tmp_path, ENTRY)
     assert (run.status, run.reason) == ("failed", "step 0: ValueError: no GPU")
+
+
+def test_a_run_whose_process_was_killed_is_failed(tmp_path):
+    folder = make_folder(tmp_path / "runs" / "x")
+    (tmp_path / "runs" / "a.failed").write_text("exit status -9: step 81\n")
+    run = read_folder(folder, ENTRY)
+    assert (run.status, run.reason) == ("failed", "step 81: exit status -9: step 81")
+    (folder / "error.txt").write_text("")
+    assert read_folder(folder, ENTRY).reason == "step 81: error.txt is empty"
+    gone = read_folder(tmp_path / "runs" / "y", ENTRY)
+    assert (gone.status, gone.reason) == ("failed", "step 0: exit status -9: step 81")
 
 
 def test_a_line_that_is_being_written_is_left_and_a_broken_one_is_named(tmp_path):
