@@ -15,7 +15,7 @@ FLAGS = [
     *("--batch.size", "2", "--batch.length", "16", "--behaviour.horizon", "3"),
     *("--loop.train_ratio", str(UPDATES * 2 * 16 / STEPS), "--replay.capacity", str(CAPACITY)),
     *("--log.every", "1", "--log.media_every", "0", "--checkpoint.every", "5"),
-    *("--steps", str(STEPS)),
+    *("--stop.steps", str(STEPS)),
 ]
 
 

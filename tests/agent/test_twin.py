@@ -37,7 +37,7 @@ TASKS = [
 def start(folder, task, core, steps):
     command = [sys.executable, "-m", "agent.train", "--logdir", str(folder), *FLAGS]
     return subprocess.Popen(
-        [*command, "--task", task, "--core", core, "--steps", str(steps)],
+        [*command, "--task", task, "--core", core, "--stop.steps", str(steps)],
         cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
     )  # fmt: skip
 
