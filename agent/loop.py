@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agent import media, seeding
+from agent import limits, media, seeding
 from agent.actor import Actor
 from agent.ages import norm_by_age
 from agent.checkpoint import Checkpoints
@@ -90,8 +90,12 @@ class Loop:
 
     # -- the loop ---------------------------------------------------------------------------
 
-    def run(self) -> None:
-        """Until `steps` agent steps or a request to stop; saves at the end in either case."""
+    def run(self) -> dict[str, Any] | None:
+        """Until a limit of `stop` or a request to end; saves in either case.
+
+        Returns the setting whose limit it was (`by`) and where the run was then (its axes); None
+        when the run was asked to end.
+        """
         if not self.checkpoints.published():
             self.save()
         self.go()
@@ -100,15 +104,28 @@ class Loop:
         late = 0 if self.stop else sum(map(self.beyond, self.pool.settle()))
         self.correction += late
         self.row()
+        end = {"by": self.limit(), **self.axes()}
         self.correction -= late
         self.save()
         if self.evaluator and not self.stop:
             self.evaluator.finish(self.axes(), self.learner.update, lambda: bool(self.stop))
             self.save()  # with the evaluation among the metrics
+        return None if self.stop else end
+
+    def limit(self) -> str:
+        """The setting whose limit has been reached, or nothing."""
+        return limits.reached(self.config.stop, self.axes())
+
+    @property
+    def over(self) -> bool:
+        """Nothing more is to be done: by a request, or a limit other than that of steps, after
+        which the updates that are owed are still made."""
+        return bool(self.stop) or self.limit() not in ("", "stop.steps")
 
     def go(self) -> None:
         """Ticks and the updates that they owe, until the end or a request to stop."""
-        while self.agent_step < self.config.steps and not self.stop:
+        self.learn()  # what was owed when an earlier sitting ended
+        while self.agent_step < self.config.stop.steps and not self.over:
             self.tick()
             if self.learn():
                 break
@@ -156,15 +173,14 @@ class Loop:
         return 1 + updates_due(steps, self.config.loop.train_ratio, batch.size * batch.length)
 
     def learn(self) -> bool:
-        """The updates that are owed; true when a stop was asked for in between."""
-        while self.learner.updates < self.due():
+        """The updates that are owed; true when the run is over before or after the last."""
+        while not self.over and self.learner.updates < self.due():
             if not self.learner.updates:
                 self.terminal.show("replay is large enough: first update ...", force=True)
             self.train()
-            if self.stop:
-                return True
-            self.report()
-        return False
+            if not self.over:
+                self.report()
+        return self.over
 
     def train(self) -> None:
         self.window.append(self.learner.train(self.loader.next(self.learner.updates)))
@@ -265,9 +281,8 @@ class Loop:
 
     def show(self) -> None:
         metrics = self.latest
-        rate = metrics["rate/agent_steps"]
-        left = (self.config.steps - self.agent_step) / rate if rate else float("inf")
-        eta = "?" if left == float("inf") else f"{left / 3600:.1f} h"
+        left = limits.left(self.config.stop, {**metrics, **self.axes()})
+        eta = "?" if left is None else f"{left / 3600:.1f} h"
         if self.fill_step is None:
             state = f"filling {len(self.replay):,}/{self.fill:,}"
         else:
@@ -276,8 +291,9 @@ class Loop:
         last = f"{recent[-1]:.2f}" if recent else "-"
         mean = f"{np.mean(recent):.2f}" if recent else "-"
         self.terminal.show(
-            f"step {self.agent_step:,}/{self.config.steps:,}  update {self.learner.updates:,}  "
-            f"{rate:.1f} steps/s  {metrics['rate/updates']:.2f} updates/s  {state}  "
+            f"step {self.agent_step:,}/{self.config.stop.steps:,}  "
+            f"update {self.learner.updates:,}  {metrics['rate/agent_steps']:.1f} steps/s  "
+            f"{metrics['rate/updates']:.2f} updates/s  {state}  "
             f"return {last} (mean of {len(recent)}: {mean})  "
             f"RAM {metrics['usage/ram_gb']:.1f} GB  ETA {eta}"
         )

@@ -1,8 +1,8 @@
 """Learning from stored steps alone: no environment is stepped, and updates are what is counted.
 
 The steps are those of `replay.from`, drawn as in the other modes. `train_ratio` says how many
-updates a step pays for; here no step is made, so it plays no part, and neither do `steps` and
-`loop.fill`: the run ends after `updates` updates. Equal seeds give equal numbers, as in lockstep.
+updates a step pays for; here no step is made, so it plays no part, and neither do `loop.fill` and
+`stop.steps`: another limit ends the run. Equal seeds give equal numbers, as in lockstep.
 """
 
 from __future__ import annotations
@@ -17,6 +17,6 @@ class Offline(Loop):
 
     def go(self) -> None:
         self.fill_step = 0
-        while self.learner.updates < self.config.updates and not self.stop:
+        while not self.over:
             self.train()
             self.report()

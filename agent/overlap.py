@@ -42,7 +42,7 @@ class Overlapped(Loop):
             self.acting: Future[None] = thread.submit(self.act)
             self.acting.add_done_callback(lambda _: self.ticked.set())
             try:
-                while not self.stop:
+                while not self.over:
                     # Asked before `learn`, which then finds all that is owed.
                     ended = self.acting.done()
                     if ended:
@@ -62,7 +62,7 @@ class Overlapped(Loop):
         # Of this thread alone: a second OpenMP team would fight with the learner's for the cores.
         torch.set_num_threads(1)
         with self.stream():
-            while self.agent_step < self.config.steps and not self.ending:
+            while self.agent_step < self.config.stop.steps and not self.ending:
                 owed = self.due() - self.published.number
                 if self.knocking or owed > self.config.loop.lead:
                     time.sleep(POLL)

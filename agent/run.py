@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import logging
 import random
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from filelock import FileLock, Timeout
 
-from agent import auto
+from agent import auto, limits
 from agent.actor import Actor
 from agent.checkpoint import Checkpoints
 from agent.episodes import EpisodeTable, bsuite_file
@@ -45,7 +46,7 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 # May differ between a run and its resumption; everything else must agree.
 FREE_AT_RESUME = (
-    *("steps", "updates", "logdir", "log.", "eval.", "checkpoint.", "replay.ram_gb"),
+    *("stop.", "logdir", "log.", "eval.", "checkpoint.", "replay.ram_gb"),
     *("device", "precision", "threads", "products", "compile"),
     *("env.timeout", "env.restarts_per_hour"),
 )
@@ -116,14 +117,14 @@ def reconcile(asked: Config, saved: Config, given: set[str]) -> Config:
 
 def check_mode(config: Config) -> None:
     """Raises RunError when the settings of a run without environment steps do not fit."""
-    offline = config.loop.mode == "offline"
-    if offline and not config.replay.from_:
+    if config.loop.mode != "offline":
+        return
+    if not config.replay.from_:
         raise RunError("--loop.mode offline learns from stored steps: add --replay.from <folder>")
-    if offline != bool(config.updates):
+    if not set(limits.limits(config.stop)) - {limits.AXES["steps"]}:
         raise RunError(
-            "--loop.mode offline ends after --updates <number>, which must be given"
-            if offline
-            else "--updates ends runs of --loop.mode offline; others end after --steps <number>"
+            "--loop.mode offline ends after --stop.updates <number>, or --stop.flops or "
+            "--stop.seconds, one of which must be given"
         )
 
 
@@ -191,8 +192,14 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
         return choice[0]
 
     if published:
-        config = reconcile(config, configs.load(config_file), given)
+        saved = configs.load(config_file)
+        config = reconcile(config, saved, given)
         check_mode(config)
+        if by := limits.goes_on(folder, config.stop):
+            print(f"{folder} has ended by {by}: raise that to go on", flush=True)
+            return 0
+        if config.stop != saved.stop:  # whoever looks at the run wants its limits of today
+            configs.save(dataclasses.replace(saved, stop=config.stop), config_file)
         print(f"resuming {folder} from {published[-1].name}", flush=True)
     else:
         check_mode(config)
@@ -239,7 +246,11 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
             explicit = "replay.capacity" in given
             try:
                 capacity, message = fit_capacity(
-                    folder, spec, config.replay.capacity, explicit, 0 if offline else config.steps
+                    folder,
+                    spec,
+                    config.replay.capacity,
+                    explicit,
+                    0 if offline else config.stop.steps,
                 )
             except ValueError as error:
                 raise RunError(str(error)) from None
@@ -300,12 +311,19 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
                 loop.restore(parts)
             except ValueError as error:  # the replay is not what the checkpoint says
                 raise RunError(str(error)) from error
+        if 0 < config.stop.flops < loop.flops_per_update:
+            raise RunError(
+                f"--stop.flops {config.stop.flops:g} is less than one update takes: "
+                f"{loop.flops_per_update:,}"
+            )
         widths = update.actor.inputs
         print(f"policy features {config.behaviour.features}: {widths} numbers", flush=True)
 
         notice.loop = loop
-        loop.run()
-        word = f"stopped by {loop.stop}" if loop.stop else "done"
+        end = loop.run()
+        if end:
+            limits.mark(folder, end)
+        word = f"done, by {end['by']}," if end else f"stopped by {loop.stop}"
         where = f"step {loop.agent_step:,}, update {learner.updates:,}"
         print(f"{word} at {where}; run the same command to go on", flush=True)
         return 0

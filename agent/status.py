@@ -22,6 +22,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from agent import limits
 from configs import load as configs
 from configs.load import ConfigError
 from configs.schema import Config
@@ -94,10 +95,10 @@ def look(folder: Path, now: float | None = None) -> dict[str, Any]:
         "state": state(folder, config, last, quiet),
         "quiet_seconds": quiet,
         **{key: last.get(key) for key in ("agent_step", "update", "wall_seconds")},
-        "share": share(config, last),
+        "share": limits.share(config.stop, last),
         "steps_per_second": last.get("rate/agent_steps"),
         "updates_per_second": last.get("rate/updates"),
-        "eta_seconds": eta(config, last),
+        "eta_seconds": limits.left(config.stop, last),
         "checkpoint": int(saved[-1].name) if saved else None,
         "checkpoint_seconds": now - saved[-1].stat().st_mtime if saved else None,
         "return": statistics.fmean(scores[-SCORES:]) if scores else None,
@@ -116,29 +117,14 @@ def look(folder: Path, now: float | None = None) -> dict[str, Any]:
     return out
 
 
-def share(config: Config, last: dict[str, Any]) -> float:
-    """How much of the run is done: of its steps, or offline of its updates."""
-    if config.loop.mode == "offline":
-        return last.get("update", 0) / config.updates
-    return last.get("agent_step", 0) / config.steps
-
-
 def state(folder: Path, config: Config, last: dict[str, Any], quiet: float | None) -> str:
     """`running`, `silent`, `done`, `failed`, or `stopped`: by a request, a kill or a crash."""
     if running(folder):
         slow = quiet is not None and quiet > SILENT * config.log.every
         return "silent" if slow else "running"
-    if share(config, last) >= 1:
+    if (folder / limits.FINISHED).exists() or limits.share(config.stop, last) >= 1:
         return "done"
     return "failed" if (folder / ERROR).exists() else "stopped"
-
-
-def eta(config: Config, last: dict[str, Any]) -> float | None:
-    """Seconds to the end at the rate of the last row."""
-    offline = config.loop.mode == "offline"
-    rate = last.get("rate/updates" if offline else "rate/agent_steps")
-    whole = config.updates if offline else config.steps
-    return (1 - share(config, last)) * whole / rate if rate else None
 
 
 def span(seconds: float) -> str:

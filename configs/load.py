@@ -13,7 +13,9 @@ import keyword
 import logging
 import math
 import typing
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -24,6 +26,8 @@ from configs.schema import Config
 log = logging.getLogger("configs")
 FOLDER = Path(__file__).parent
 AUTO_SIZE = "auto"
+# What settings are called in the files of earlier runs, and today.
+RENAMED = {"steps": "stop.steps", "updates": "stop.updates"}
 # Counts that may be 0 although their default is not.
 MAY_BE_ZERO = ("optim.warmup", "env.restarts_per_hour", "rlt.feedback")
 
@@ -109,16 +113,20 @@ def check_key(key: str, where: str) -> None:
         raise ConfigError(f"{where}: no setting {key!r}" + nearest(key, list(LEAVES)))
 
 
-def flatten(tree: Any, where: str, prefix: str = "") -> dict[str, Any]:
-    """A nested YAML block as dotted settings, checked and converted."""
+def flatten(
+    tree: Any, where: str, prefix: str = "", renamed: Mapping[str, str] = MappingProxyType({})
+) -> dict[str, Any]:
+    """A nested YAML block as dotted settings, checked and converted; of those `renamed`, old name
+    to new, it may have the old one."""
     if not isinstance(tree, dict):
         raise ConfigError(f"{where}: {tree!r} stands where settings were expected (key: value)")
     out: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
         if isinstance(value, dict):
-            out.update(flatten(value, where, f"{name}."))
+            out.update(flatten(value, where, f"{name}.", renamed))
         else:
+            name = renamed.get(name, name)
             check_key(name, where)
             out[name] = convert(name, value, where)
     return out
@@ -279,7 +287,7 @@ def load(path: Path) -> Config:
 
     A setting that is newer than the file has its default, which is to leave things as they were.
     """
-    flat = flatten(read_yaml(path), str(path))
+    flat = flatten(read_yaml(path), str(path), renamed=RENAMED)
     newer = sorted(set(LEAVES) - set(flat))
     if newer:
         log.warning("%s is of an earlier version; at their defaults: %s", path, ", ".join(newer))

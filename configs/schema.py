@@ -59,9 +59,19 @@ class LoopConfig:
     mode: Literal["overlapped", "lockstep", "offline"] = setting(
         "overlapped",
         "acting beside learning; in turns: slower, but a run can be repeated; or no acting at all: "
-        "--updates on the steps of --replay.from",
+        "updates on the steps of --replay.from, until --stop.updates",
     )
     lead: int = setting(2, "overlapped: updates that acting may be owed before it waits")
+
+
+@dataclass(frozen=True)
+class StopConfig:
+    """A run ends at the limit that comes first."""
+
+    steps: int = setting(10_000_000, "agent steps")
+    updates: int = setting(0, "updates; 0: no limit")
+    flops: float = setting(0.0, "training FLOPs, of the updates alone; 0: no limit")
+    seconds: float = setting(0.0, "seconds, of all sittings together; 0: no limit")
 
 
 @dataclass(frozen=True)
@@ -262,10 +272,6 @@ class Config:
     preset: str = setting("", "named settings on top, comma separated: r2i, bsuite_small, ...")
     seed: int = setting(0, "every random number of the run derives from it")
     logdir: str = setting("", "folder of the run; empty: logs/<task>-<core>-s<seed>")
-    steps: int = setting(10_000_000, "agent steps at which the run ends")
-    updates: int = setting(
-        0, "loop.mode offline: updates at which the run ends; steps and train_ratio play no part"
-    )
     device: Literal["auto", "cpu", "cuda"] = setting("auto", "auto: cuda when there is one")
     precision: Literal["auto", "float32", "bfloat16"] = setting(
         "auto", "auto: one update is timed each way at start and the faster kept"
@@ -281,6 +287,7 @@ class Config:
     replay: ReplayConfig = setting(ReplayConfig(), "replay buffer")
     batch: BatchConfig = setting(BatchConfig(), "batch shape")
     loop: LoopConfig = setting(LoopConfig(), "acting and learning")
+    stop: StopConfig = setting(StopConfig(), "limits, of which the first ends the run")
     model: ModelConfig = setting(ModelConfig(), "world model")
     gru: GRUConfig = setting(GRUConfig(), "core gru (block GRU of DreamerV3)")
     s3m: S3MConfig = setting(S3MConfig(), "core s3m (state-space model of R2I)")

@@ -91,7 +91,7 @@ def test_the_last_row_counts_every_simulator_step(
     monkeypatch.setattr(agent.run, "env_maker", lambda config: lambda: watch(make(), calls, limits))
     flags = ("--task", task, "--env.repeat", str(repeat), "--env.count", str(count))
     config = tiny(
-        *flags, *QUIET, "--steps", str(steps + 10 * count), "--logdir", str(tmp_path),
+        *flags, *QUIET, "--stop.steps", str(steps + 10 * count), "--logdir", str(tmp_path),
         "--env.processes", "no", "--loop.mode", "lockstep",
     )  # fmt: skip
     assert agent.run.run(config, set()) == 0
@@ -109,8 +109,10 @@ def test_a_resumed_run_counts_on(tmp_path, tiny, mode):
     flags = ("--task", "tmaze_3", "--env.repeat", "4", "--env.count", "7", "--loop.mode", mode)
     for folder, stops in (("whole", (200,)), ("parts", (90, 200))):
         for steps in stops:
-            config = tiny(*flags, *QUIET, "--logdir", str(tmp_path / folder), "--steps", str(steps))
-            assert agent.run.run(config, {"steps"}) == 0
+            config = tiny(
+                *flags, *QUIET, "--logdir", str(tmp_path / folder), "--stop.steps", str(steps)
+            )
+            assert agent.run.run(config, {"stop.steps"}) == 0
     whole, parts = rows(tmp_path / "whole")[-1], rows(tmp_path / "parts")[-1]
     assert whole["env_step"] == parts["env_step"] < 4 * whole["agent_step"]
 

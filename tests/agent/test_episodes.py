@@ -87,8 +87,8 @@ def test_a_run_writes_what_bsuites_analysis_reads_and_a_resume_continues_it(tmp_
     flags = ("--task", "bsuite_catch_3", "--env.count", "2", "--loop.mode", "lockstep")
     quiet = ("--loop.fill", "100000", "--log.media_every", "0")
     for steps in ("70", "160"):
-        config = tiny(*flags, *quiet, "--logdir", str(tmp_path), "--steps", steps)
-        assert agent.run.run(config, {"steps"}) == 0
+        config = tiny(*flags, *quiet, "--logdir", str(tmp_path), "--stop.steps", steps)
+        assert agent.run.run(config, {"stop.steps"}) == 0
     data = csv_load.load_one_result_set(str(tmp_path / "bsuite"))
     scores = [json.loads(line) for line in (tmp_path / "scores.jsonl").read_text().splitlines()]
     assert set(data["bsuite_id"]) == {"catch/3"}

@@ -84,7 +84,7 @@ def results(evaluator, update, step):
 @pytest.mark.parametrize("mode", ["lockstep", "overlapped"])
 def test_what_a_run_logs_is_what_the_command_gives_for_the_same_weights(tmp_path, mode, capsys):
     flags = ("--task", "gym_CartPole-v1", "--eval.every", "150", "--loop.mode", mode)
-    process = start(tmp_path, *flags, "--steps", "400")
+    process = start(tmp_path, *flags, "--stop.steps", "400")
     output, _ = process.communicate(timeout=200)
     assert process.returncode == 0, output
     rows = logged(tmp_path)
@@ -104,7 +104,7 @@ def test_what_a_run_logs_is_what_the_command_gives_for_the_same_weights(tmp_path
 
 
 def test_repeating_without_an_evaluation_says_how_to_have_one(tmp_path, capsys):
-    process = start(tmp_path, "--task", "test_counter", "--steps", "40")
+    process = start(tmp_path, "--task", "test_counter", "--stop.steps", "40")
     process.communicate(timeout=100)
     assert main(["--logdir", str(tmp_path), "--repeat"]) == 2
     assert "--eval.every" in capsys.readouterr().err
@@ -206,7 +206,7 @@ def test_nothing_is_left_of_it_when_its_run_ends(tmp_path, how, task, count):
         and not any(episode_seed(seed, slot, 0, "eval") % 3 for slot in range(SLOTS))
     )
     flags = ("--task", task, "--eval.every", "30", "--env.count", "1", "--seed", str(seed))
-    run = start(tmp_path, *flags, "--steps", "1000000", "--env.timeout", "1000")
+    run = start(tmp_path, *flags, "--stop.steps", "1000000", "--env.timeout", "1000")
     parent = psutil.Process(run.pid)
 
     def family():

@@ -35,7 +35,16 @@ def test_a_failure_in_one_of_four_workers_costs_its_episode_and_no_more(tmp_path
         ]
         == [(2, 0)]
     )
-    flags = ("--task", f"test_{how}", "--seed", str(seed), "--env.count", "4", "--steps", "100")
+    flags = (
+        "--task",
+        f"test_{how}",
+        "--seed",
+        str(seed),
+        "--env.count",
+        "4",
+        "--stop.steps",
+        "100",
+    )
     result = train(tmp_path, *flags, "--env.timeout", "6" if how == "hang" else "100")
     assert result.returncode == 0, result.stderr
     last = json.loads((tmp_path / "metrics.jsonl").read_text().splitlines()[-1])
@@ -51,7 +60,7 @@ def test_a_failure_in_one_of_four_workers_costs_its_episode_and_no_more(tmp_path
 
 def test_more_failures_than_the_rate_allows_end_the_run_with_their_cause(tmp_path):
     flags = ("--task", "test_exit", "--env.count", "2", "--env.restarts_per_hour", "1")
-    result = train(tmp_path, *flags, "--steps", "100000")
+    result = train(tmp_path, *flags, "--stop.steps", "100000")
     assert result.returncode == 1
     assert "more than env.restarts_per_hour 1. The last:" in result.stderr
     assert "its process died, exit code 3" in result.stderr

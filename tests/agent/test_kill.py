@@ -70,7 +70,7 @@ def test_after_kill_9_at_any_moment_the_run_goes_on_from_its_last_save(tmp_path)
         assert now[2] >= now[0]
         counters = now
     assert counters[1] > 0
-    output = finish(start(tmp_path, *flags, "--steps", str(counters[0] + 100)))
+    output = finish(start(tmp_path, *flags, "--stop.steps", str(counters[0] + 100)))
     assert f"resuming {tmp_path}" in output
     assert not inspect(tmp_path).problems
     assert not list((tmp_path / "checkpoints").glob("[!0-9]*"))
@@ -139,12 +139,12 @@ def test_a_full_disk_stops_the_run_with_the_reason_and_it_resumes(
 ):
     run = small_disk / "run"
     # A new run refuses so small a disk, so one that began elsewhere is moved there.
-    finish(start(tmp_path / "run", "--steps", "100"))
+    finish(start(tmp_path / "run", "--stop.steps", "100"))
     shutil.move(tmp_path / "run", run)
     usage = os.statvfs(small_disk)
     filler = small_disk / "filler"
     filler.write_bytes(bytes(usage.f_bavail * usage.f_frsize - room))
-    flags = ("--checkpoint.every", every, "--steps", "1000000")
+    flags = ("--checkpoint.every", every, "--stop.steps", "1000000")
     output = finish(start(run, *flags), status=1)
     last = output.strip().splitlines()[-1]
     assert last.startswith("error: disk full"), output
@@ -154,6 +154,6 @@ def test_a_full_disk_stops_the_run_with_the_reason_and_it_resumes(
     assert inspect(run).problems == []
     step = int(published(run)[-1])
     filler.unlink()
-    finish(start(run, "--steps", str(step + 100)))
+    finish(start(run, "--stop.steps", str(step + 100)))
     assert int(published(run)[-1]) >= step + 100
     assert inspect(run).problems == []

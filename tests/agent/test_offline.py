@@ -39,7 +39,7 @@ def newest(folder):
 def stored(tmp_path_factory):
     """The folder of a finished run of 400 steps."""
     folder = tmp_path_factory.mktemp("stored")
-    train(folder, "--steps", "400", "--env.count", "2", "--loop.mode", "lockstep")
+    train(folder, "--stop.steps", "400", "--env.count", "2", "--loop.mode", "lockstep")
     return folder
 
 
@@ -48,9 +48,9 @@ def test_offline_makes_so_many_updates_and_no_step_and_resumes_bit_for_bit(tmp_p
         p: hashlib.sha1(p.read_bytes()).hexdigest() for p in stored.rglob("*.*") if p.is_file()
     }
     source = (*OFFLINE, "--replay.from", str(stored))
-    train(tmp_path / "whole", *source, "--updates", "12")
-    train(tmp_path / "parts", *source, "--updates", "5")
-    train(tmp_path / "parts", "--updates", "12")  # where from is known from the first time
+    train(tmp_path / "whole", *source, "--stop.updates", "12")
+    train(tmp_path / "parts", *source, "--stop.updates", "5")
+    train(tmp_path / "parts", "--stop.updates", "12")  # where from is known from the first time
     whole, parts = newest(tmp_path / "whole"), newest(tmp_path / "parts")
     assert whole["learner"]["updates"] == parts["learner"]["updates"] == 12
     for key, value in whole["learner"]["model"].items():
@@ -68,12 +68,12 @@ def test_offline_makes_so_many_updates_and_no_step_and_resumes_bit_for_bit(tmp_p
 
 def test_a_run_learns_from_stored_steps_as_soon_as_it_begins(tmp_path, stored):
     flags = ("--replay.from", str(stored), "--loop.mode", "lockstep", "--env.count", "1")
-    train(tmp_path, *flags, "--loop.fill", "300", "--steps", "40")
+    train(tmp_path, *flags, "--loop.fill", "300", "--stop.steps", "40")
     parts = newest(tmp_path)
     assert parts["run"]["fill_step"] <= 1
     assert parts["run"]["replay"]["source"][0][0] == 0
     assert sum(parts["run"]["replay"]["count"]) >= 40
-    again = train(tmp_path, *flags, "--loop.fill", "300", "--steps", "80")
+    again = train(tmp_path, *flags, "--loop.fill", "300", "--stop.steps", "80")
     assert "resuming" in again
     assert newest(tmp_path)["run"]["replay"]["source"] == parts["run"]["replay"]["source"]
 
@@ -81,11 +81,10 @@ def test_a_run_learns_from_stored_steps_as_soon_as_it_begins(tmp_path, stored):
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        ((*OFFLINE, "--updates", "5"), "add --replay.from"),
-        ((*OFFLINE, "--replay.from", "STORED"), "ends after --updates <number>"),
-        (("--updates", "5"), "--updates ends runs of --loop.mode offline"),
+        ((*OFFLINE, "--stop.updates", "5"), "add --replay.from"),
+        ((*OFFLINE, "--replay.from", "STORED"), "ends after --stop.updates <number>"),
         (("--replay.from", "absent"), "holds no replay"),
-        ((*OFFLINE, "--replay.from", "STORED", "--updates", "1", "--batch.length", "999"),
+        ((*OFFLINE, "--replay.from", "STORED", "--stop.updates", "1", "--batch.length", "999"),
          "has no window of 999 steps"),
         (("--replay.from", "STORED", "--task", "gym_CartPole-v1"),
          "holds other fields than this run"),

@@ -19,6 +19,7 @@ from agent.overlap import Overlapped
 from agent.published import Published
 from agent.run import env_maker, fields
 from agent.update import Update
+from configs.schema import StopConfig
 from envs.env import Space
 from envs.pool import EnvPool
 from replay.loader import Loader
@@ -33,7 +34,7 @@ def make(tiny, tmp_path):
     def build(*flags, task="test_counter", folder="run", steps=200):
         folder = tmp_path / folder
         config = tiny("--task", task, "--env.count", "2", "--env.restarts_per_hour", "0", *flags)
-        config = dataclasses.replace(config, steps=steps)
+        config = dataclasses.replace(config, stop=StopConfig(steps))
         env = config.env
         limit = env.restarts_per_hour
         pool = EnvPool(env_maker(config), env.count, 0, False, restarts_per_hour=limit)

@@ -72,7 +72,7 @@ def start():
 
 
 def test_a_notice_before_the_first_step_ends_it_too(tmp_path, start):
-    process = start(tmp_path / "run", "--steps", "1000000")
+    process = start(tmp_path / "run", "--stop.steps", "1000000")
     deadline = time.monotonic() + 60
     while not (tmp_path / "run" / "lock").exists():
         assert time.monotonic() < deadline
@@ -94,7 +94,7 @@ def test_a_notice_ends_a_run_within_its_grace(tmp_path, start, phase, number, wh
     if phase == "compile" and not shutil.which("g++"):
         pytest.skip("no C++ compiler")
     folder = tmp_path / "run"
-    process = start(folder, *flags, "--steps", "1000000")
+    process = start(folder, *flags, "--stop.steps", "1000000")
     deadline = time.monotonic() + 200  # compilers take their time
     while not begun(folder):
         assert process.poll() is None, read(folder / "out")
@@ -119,6 +119,6 @@ def test_a_notice_ends_a_run_within_its_grace(tmp_path, start, phase, number, wh
     with capsys.disabled():
         row = f"{phase}, {number.name}: {seconds:.1f} s, status {status}, saved at step {step}"
         sys.stdout.write(f"\n{row}\n")
-    resumed = start(folder, "--steps", str(step), "--eval.every", "0")
+    resumed = start(folder, "--stop.steps", str(step), "--eval.every", "0")
     assert resumed.wait(120) == 0
     assert f"resuming {folder}" in read(folder / "out")

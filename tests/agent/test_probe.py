@@ -63,7 +63,7 @@ def test_labels_and_features_are_those_of_their_steps():
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("run")
     flags = ["--task", "bsuite_memory_len_L5", "--core", "gru", "--preset", "bsuite_small"]
-    assert train([*flags, "--steps", "20", "--logdir", str(folder)]) == 0
+    assert train([*flags, "--stop.steps", "20", "--logdir", str(folder)]) == 0
     return folder
 
 

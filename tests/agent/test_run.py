@@ -48,9 +48,9 @@ def rows(logdir, name):
 @pytest.mark.parametrize("core", ["gru", "s3m"])
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, core):
     flags = ("--core", core, "--env.count", "3", "--loop.mode", "lockstep")
-    train(tmp_path / "whole", *flags, "--steps", "400")
-    train(tmp_path / "parts", *flags, "--steps", "170")
-    train(tmp_path / "parts", *flags, "--steps", "400")
+    train(tmp_path / "whole", *flags, "--stop.steps", "400")
+    train(tmp_path / "parts", *flags, "--stop.steps", "170")
+    train(tmp_path / "parts", *flags, "--stop.steps", "400")
     whole, parts = newest(tmp_path / "whole"), newest(tmp_path / "parts")
     assert whole["learner"]["updates"] == parts["learner"]["updates"] > 50
     for key, value in whole["learner"]["model"].items():
@@ -66,14 +66,14 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, core):
 @pytest.mark.parametrize("mode", ["lockstep", "overlapped"])
 def test_after_kill_9_the_same_command_goes_on_from_the_checkpoint(tmp_path, mode):
     flags = ("--checkpoint.every", "1", "--loop.mode", mode)
-    process = start(tmp_path, *flags, "--steps", "1000000")
+    process = start(tmp_path, *flags, "--stop.steps", "1000000")
     deadline = time.time() + 60
     while len(list(tmp_path.glob("checkpoints/0*"))) < 2 and time.time() < deadline:
         time.sleep(0.1)
     process.kill()
     process.wait()
     before = newest(tmp_path)
-    again = train(tmp_path, *flags, "--steps", str(before["run"]["agent_step"]))
+    again = train(tmp_path, *flags, "--stop.steps", str(before["run"]["agent_step"]))
     assert "resuming" in again
     after = newest(tmp_path)
     for key in ("agent_step", "fill_step"):
@@ -92,7 +92,7 @@ def test_after_kill_9_the_same_command_goes_on_from_the_checkpoint(tmp_path, mod
 @pytest.mark.parametrize("mode", ["lockstep", "overlapped"])
 def test_a_signal_saves_and_ends_with_status_0_and_no_orphan(tmp_path, mode):
     flags = ("--env.processes", "yes", "--env.count", "2", "--loop.mode", mode)
-    process = start(tmp_path, *flags, "--steps", "1000000", task="test_image")
+    process = start(tmp_path, *flags, "--stop.steps", "1000000", task="test_image")
     deadline = time.time() + 60
     while not (tmp_path / "scores.jsonl").exists() and time.time() < deadline:
         time.sleep(0.1)
@@ -113,12 +113,12 @@ def test_a_signal_saves_and_ends_with_status_0_and_no_orphan(tmp_path, mode):
     assert all(state.startswith("Z") for state in states)
     step = newest(tmp_path)["run"]["agent_step"]
     assert step > 0
-    assert "resuming" in train(tmp_path, *flags, "--steps", str(step + 20), task="test_image")
+    assert "resuming" in train(tmp_path, *flags, "--stop.steps", str(step + 20), task="test_image")
     assert newest(tmp_path)["run"]["agent_step"] >= step + 20
 
 
 def test_every_row_has_every_axis_and_media_are_files(tmp_path):
-    train(tmp_path, "--steps", "300", "--log.media_every", "0.1", task="test_image")
+    train(tmp_path, "--stop.steps", "300", "--log.media_every", "0.1", task="test_image")
     axes = ("env_step", "agent_step", "update", "train_flops", "wall_seconds")
     for name in ("metrics.jsonl", "scores.jsonl"):
         assert rows(tmp_path, name)
@@ -136,9 +136,9 @@ def test_every_row_has_every_axis_and_media_are_files(tmp_path):
 
 
 def test_other_settings_in_the_same_folder_are_refused_with_a_diff(tmp_path):
-    train(tmp_path, "--steps", "60")
+    train(tmp_path, "--stop.steps", "60")
     before = sorted(str(path) for path in tmp_path.rglob("*"))
-    output = train(tmp_path, "--steps", "60", "--core", "gru", status=2)
+    output = train(tmp_path, "--stop.steps", "60", "--core", "gru", status=2)
     assert "core: s3m in the run, gru asked" in output
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
@@ -167,7 +167,7 @@ def test_a_space_that_cannot_be_used_is_refused_by_name_in_one_line(
 
 
 def test_a_simulator_in_this_process_needs_lockstep(tmp_path):
-    flags = ("--env.processes", "no", "--steps", "20", "--log.media_every", "0")
+    flags = ("--env.processes", "no", "--stop.steps", "20", "--log.media_every", "0")
     output = train(tmp_path, *flags, task="memory_maze_9x9", status=2)
     assert "env.processes no: memory_maze_9x9 cannot be stepped" in output
     train(tmp_path, *flags, "--loop.mode", "lockstep", task="memory_maze_9x9")
@@ -192,7 +192,7 @@ def test_a_wrong_command_is_one_line_with_the_nearest_right_name(flags, words):
 
 
 def test_evaluation_plays_exactly_n_episodes_on_seeds_of_its_own(tmp_path):
-    train(tmp_path, "--steps", "60")
+    train(tmp_path, "--stop.steps", "60")
     result = evaluate(tmp_path, episodes=5, slots=3)
     seen = {row["seed"] for row in rows(tmp_path, "scores.jsonl")}
     for mode in ("greedy", "sampled"):
@@ -233,7 +233,7 @@ def test_the_last_two_checkpoints_are_kept(tmp_path):
 
 
 def test_a_failing_environment_is_closed_as_truncated_and_training_goes_on(tmp_path):
-    train(tmp_path, "--steps", "300", "--env.restarts_per_hour", "1000", task="test_crash")
+    train(tmp_path, "--stop.steps", "300", "--env.restarts_per_hour", "1000", task="test_crash")
     assert rows(tmp_path, "metrics.jsonl")[-1]["env/restarts"] > 0
     cut = [row for row in rows(tmp_path, "scores.jsonl") if row["truncated"]]
     assert cut

@@ -52,7 +52,7 @@ def _signals():
 def metrics(folder, seed):
     """Rows at every step of a short run in lockstep, without what measures time and memory."""
     flags = {
-        **{"task": "gym_CartPole-v1", "seed": seed, "logdir": folder, "steps": 120},
+        **{"task": "gym_CartPole-v1", "seed": seed, "logdir": folder, "stop.steps": 120},
         **{"size": "debug", "precision": "float32", "device": "cpu", "threads": 1},
         **{"batch.size": 2, "batch.length": 16, "behaviour.horizon": 3},
         **{"loop.train_ratio": 8, "loop.mode": "lockstep", "log.every": 0},

@@ -25,7 +25,7 @@ ROW = {
 
 @pytest.fixture
 def run(tmp_path):
-    configs.save(resolve(["--task", "tmaze_5", "--steps", "10000"]), tmp_path / "config.yaml")
+    configs.save(resolve(["--task", "tmaze_5", "--stop.steps", "10000"]), tmp_path / "config.yaml")
     (tmp_path / "checkpoints" / "000002000").mkdir(parents=True)
     (tmp_path / "lock").touch()
     write(tmp_path / "metrics.jsonl", [{**ROW, "agent_step": 1_000}, ROW])
@@ -71,7 +71,7 @@ def test_a_run_without_a_row_yet(run):
 
 
 def test_offline_it_is_updates_that_count(run):
-    flags = ["--loop.mode", "offline", "--updates", "80", "--replay.from", "elsewhere"]
+    flags = ["--loop.mode", "offline", "--stop.updates", "80", "--replay.from", "elsewhere"]
     configs.save(resolve(flags), run / "config.yaml")
     found = after(run, 5)
     assert (found["share"], found["eta_seconds"]) == (0.5, 80)

@@ -131,8 +131,14 @@ def test_unknown_name_of_a_block_suggests_a_known_one(flag, name, suggestion):
 
 
 def test_whole_number_may_be_written_with_an_exponent():
-    config = resolve(["--replay.capacity", "1e6", "--steps", "2.5e3", "--loop.train_ratio", "0.5"])
-    assert (config.replay.capacity, config.steps, config.loop.train_ratio) == (1_000_000, 2500, 0.5)
+    config = resolve(
+        ["--replay.capacity", "1e6", "--stop.steps", "2.5e3", "--loop.train_ratio", "0.5"]
+    )
+    assert (config.replay.capacity, config.stop.steps, config.loop.train_ratio) == (
+        1_000_000,
+        2500,
+        0.5,
+    )
     assert type(config.replay.capacity) is int
 
 
@@ -141,13 +147,16 @@ def test_long_whole_number_keeps_every_digit():
 
 
 def test_fraction_into_int_is_an_error():
-    assert refused("--steps", "1.5") == "command line: steps is '1.5'; expected a whole number"
-    assert refused("--steps", "15e-1").endswith("expected a whole number")
+    assert (
+        refused("--stop.steps", "1.5")
+        == "command line: stop.steps is '1.5'; expected a whole number"
+    )
+    assert refused("--stop.steps", "15e-1").endswith("expected a whole number")
 
 
 @pytest.mark.parametrize("value", ["", "many", "inf", "nan", "1e400", "true"])
 def test_what_is_not_a_number_is_an_error(value):
-    assert "expected a whole number" in refused(f"--steps={value}")
+    assert "expected a whole number" in refused(f"--stop.steps={value}")
     assert "expected a number" in refused(f"--optim.lr={value}")
 
 
@@ -174,8 +183,8 @@ def test_choice_outside_the_list_is_an_error():
 
 
 def test_flag_without_value_twice_or_without_dashes_is_an_error():
-    assert refused("--steps") == "command line: --steps has no value"
-    assert refused("--steps", "--seed", "1") == "command line: --steps has no value"
+    assert refused("--stop.steps") == "command line: --stop.steps has no value"
+    assert refused("--stop.steps", "--seed", "1") == "command line: --stop.steps has no value"
     assert refused("--seed", "1", "--seed", "2") == "command line: --seed is given twice"
     assert "stands alone" in refused("train")
 
