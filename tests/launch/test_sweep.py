@@ -1,0 +1,268 @@
+"""Sweeps on one machine: N at a time, killed and typed again, failures, and what is printed."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from launch import sweep
+from launch.attempt import Attempt, command, folder
+from launch.runs import read_manifest, unpack
+
+ROOT = Path(__file__).parents[2]
+
+
+def grid(out, *more, tasks="tmaze_5", seeds="2", steps=60):
+    words = ["--tasks", tasks, "--cores", "gru", "s3m", "--seeds", seeds]
+    return [*words, "--set", f"stop.steps={steps}", "--out", str(out), *more]
+
+
+def names(out):
+    return [entry["name"] for entry in read_manifest(out)["runs"]]
+
+
+def journals(out):
+    return [(out / "runs" / name / "journal").read_text() for name in names(out)]
+
+
+def wait_for(what):
+    deadline = time.monotonic() + 30
+    while not what():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def alone(begin, *words):
+    """What a sweep prints that runs to its end, and its exit status."""
+    process = begin(*words)
+    return process.communicate(timeout=60)[0], process.returncode
+
+
+@pytest.mark.parametrize("kills", [(signal.SIGKILL, signal.SIGTERM), (signal.SIGINT,) * 2])
+def test_killed_twice_on_the_way_it_completes_with_no_run_lost_or_doubled(
+    tmp_path, begin, finished_once, kills
+):
+    out = tmp_path / "sweep"
+    words = grid(out, "--jobs", "2")
+    for number, kill in enumerate(kills, 1):
+        process = begin(*words)
+        # In the middle of a run: its scores have begun, and it has not ended.
+        wait_for(lambda n=number: sum(j.count("began") for j in journals_so_far(out)) >= 2 * n)
+        time.sleep(0.2)
+        process.send_signal(kill)
+        output, _ = process.communicate(timeout=30)
+        if kill != signal.SIGKILL:
+            assert process.returncode == 0
+            assert f"stopped by {kill.name}: " in output
+    output, status = alone(begin, *words)
+    assert status == 0, output
+    assert output.splitlines()[-1] == "done: 4 of 4 runs finished"
+    for name in names(out):
+        finished_once(out, name, 60)
+    assert len(list((out / "raw").iterdir())) == len(names(out)) == 4
+    assert sum(journal.count("began") for journal in journals(out)) > 4  # some were resumed
+
+
+def journals_so_far(out):
+    return [path.read_text() for path in out.glob("runs/*/journal")]
+
+
+def test_a_run_is_told_to_end_when_its_sweep_is_killed(tmp_path, begin):
+    out = tmp_path / "sweep"
+    process = begin(*grid(out, steps=100_000))
+    wait_for(lambda: any("began" in journal for journal in journals_so_far(out)))
+    children = psutil.Process(process.pid).children()
+    assert children
+    process.kill()
+    psutil.wait_procs(children, timeout=10)
+    assert not any(child.is_running() for child in children)
+    assert "ended" in journals_so_far(out)[0]
+
+
+def test_typed_again_finished_runs_are_kept_without_their_folders(tmp_path, begin):
+    out = tmp_path / "sweep"
+    assert alone(begin, *grid(out, steps=3))[1] == 0
+    (out / "runs").rename(tmp_path / "gone")
+    output, status = alone(begin, *grid(out, "--seeds", "3", steps=3))
+    assert status == 0
+    assert "6 runs, 4 of them packed" in output
+    assert len(list((out / "runs").glob("*/journal"))) == 2
+    assert len(list((out / "raw").iterdir())) == 6
+    run = unpack(out / "raw" / "tmaze_5-gru-s0.json")
+    assert (run.status, run.config["stop.steps"]) == ("finished", 3)
+    assert list(run.scores["return"]) == [0.5, 1.0, 1.5]
+
+
+def test_two_sweeps_in_one_folder_share_the_runs(tmp_path, begin, finished_once):
+    out = tmp_path / "sweep"
+    both = [begin(*grid(out, "--jobs", "2", steps=30)) for _ in range(2)]
+    for process in both:
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 0, output
+    for name in names(out):
+        finished_once(out, name, 30)
+
+
+def test_a_run_that_somebody_else_has_is_waited_for(tmp_path, trainer, begin, finished_once):
+    out = tmp_path / "sweep"
+    words = grid(out, steps=150)
+    assert sweep.main([*words, "--dry"], trainer) == 0
+    alone_word = ["--cores", "gru", "--seeds", "1", *words[6:]]
+    process = begin("--tasks", "tmaze_5", *alone_word[:0], *["--cores", "gru"], "--seeds", "1",
+                    "--set", "stop.steps=150", "--out", out)  # fmt: skip
+    wait_for(lambda: any("began" in journal for journal in journals_so_far(out)))
+    output, status = alone(begin, *words, "--jobs", "4")
+    assert "tmaze_5-gru-s0: running in another process, which is waited for" in output
+    assert status == 0
+    process.communicate(timeout=30)
+    for name in names(out):
+        finished_once(out, name, 150)
+
+
+def test_a_run_begun_by_hand_is_no_failure(tmp_path, trainer, begin, finished_once, monkeypatch):
+    out = tmp_path / "sweep"
+    alone(begin, *grid(out, steps=1))
+    entry = read_manifest(out)["runs"][0]
+    for path in [*out.glob("raw/*gru-s0*"), *out.glob("runs/*gru-s0/*")]:
+        path.unlink()
+    by_hand = subprocess.Popen(command(out, entry, trainer, 0), cwd=ROOT)
+    try:
+        # As if it took the folder between the look and the start: only its own lock tells.
+        monkeypatch.setattr(sweep.slurm, "busy", None)
+        from launch import local
+
+        looks = iter([False, False])
+        busy = local.busy
+        monkeypatch.setattr(local, "busy", lambda *at: next(looks, None) or busy(*at))
+        said = []
+        wait_for((folder(out, entry) / "journal").exists)
+        states = local.Local(out, [entry], trainer, retries=0, say=said.append).run()
+    finally:
+        by_hand.wait(timeout=30)
+    assert states == {entry["name"]: "finished"}
+    assert not any("failed" in line for line in said)
+
+
+def test_the_log_is_held_as_long_as_a_process_writes_it(tmp_path, begin, trainer):
+    out = tmp_path / "sweep"
+    alone(begin, *grid(out, steps=1))
+    entry = read_manifest(out)["runs"][0]
+    sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
+    attempt = Attempt(out, entry, sleeper, {})
+    try:
+        with pytest.raises(BlockingIOError):
+            Attempt(out, entry, sleeper, {})
+    finally:
+        attempt.stop()
+        attempt.process.wait()
+    again = Attempt(out, entry, [sys.executable, "-c", "print('a word')"], {})
+    assert again.process.wait() == 0
+    log = (out / "runs" / f"{entry['name']}.log").read_text()
+    assert log.splitlines()[-1] == "a word"
+    assert log.count("$ ") == 3
+
+
+def test_a_failing_run_is_tried_again_and_others_go_on(tmp_path, begin):
+    out = tmp_path / "sweep"
+    fail = tmp_path / "fail"
+    fail.write_text(json.dumps({"0": 100}))
+    output, status = alone(begin, *grid(out, "--retries", "2", steps=3))
+    assert status == 1
+    assert output.count("tmaze_5-gru-s0: failed, exit status 1: a wall; will be tried again") == 2
+    lines = output.splitlines()
+    assert "failed: tmaze_5-gru-s0" in lines
+    assert "not all done: 2 of 4 runs finished" in lines
+    assert [journal.count("began") for journal in journals(out)] == [3, 1, 3, 1]
+    assert {path.stem for path in out.glob("raw/*")} == {"tmaze_5-gru-s1", "tmaze_5-s3m-s1"}
+    fail.write_text(json.dumps({"0": 2}))  # either core may fail once more
+    output, status = alone(begin, *grid(out, steps=3))
+    assert (status, output.count("will be tried again")) == (0, 2)
+    assert not list(out.glob("runs/*.failed"))
+
+
+def test_a_run_that_ends_unfinished_is_not_begun_again_in_this_sitting(tmp_path, begin, trainer):
+    script = Path(trainer[1])
+    script.write_text("print('stopped by SIGTERM')")
+    output, status = alone(begin, *grid(tmp_path / "sweep", seeds="1"))
+    assert status == 1
+    assert "stopped: tmaze_5-gru-s0" in output.splitlines()
+
+
+def test_as_many_at_a_time_as_jobs_each_with_its_gpu_and_threads(tmp_path, begin):
+    out = tmp_path / "sweep"
+    words = grid(out, "--jobs", "3", "--gpus", "4", "6", "--threads", "2", steps=40)
+    assert alone(begin, *words)[1] == 0
+    spans, said = [], set()
+    for name in names(out):
+        lines = (out / "runs" / name / "scores.jsonl").stat().st_mtime
+        first = (out / "runs" / name / "config.yaml").stat().st_mtime
+        spans.append((first, lines))
+        began = (out / "runs" / name / "journal").read_text().splitlines()[0]
+        env = json.loads(began.removeprefix("began "))
+        said.add((env["OMP_NUM_THREADS"], env["CUDA_VISIBLE_DEVICES"]))
+        assert "--threads 2 " in (out / "runs" / f"{name}.log").read_text()
+    at_once = [sum(a <= first < b for a, b in spans) for first, _ in spans]
+    assert max(at_once) == 3
+    assert said == {("2", "4"), ("2", "6")}
+
+
+def test_dry_prints_commands_and_compute_and_writes_nothing(tmp_path, capsys):
+    out = tmp_path / "sweep"
+    words = grid(out, "--dry", "--set", "stop.flops=1e15", steps=500)
+    assert sweep.main(words) == 0
+    printed = capsys.readouterr().out
+    assert f"--core s3m --seed 1 --stop.steps 500 --stop.flops 1e15 --threads 1 --logdir {out}" in (
+        printed
+    )
+    assert printed.count("-m agent.train --task tmaze_5") == 4
+    assert "4 x 1e+15 FLOPs = 4e+15 FLOPs" in printed
+    assert "unknown" not in printed
+    assert sweep.main(grid(out, "--dry", steps=500)) == 0
+    printed = capsys.readouterr().out
+    assert "4 x 500 agent steps = 2,000 agent steps" in printed
+    assert "FLOPs unknown" in printed
+    assert not out.exists()
+
+
+def test_runs_may_lie_elsewhere_and_the_manifest_names_no_machine(tmp_path, begin):
+    out, runs = tmp_path / "a" / "sweep", tmp_path / "big"
+    assert alone(begin, *grid(out, "--runs", runs, seeds="1", steps=1))[1] == 0
+    assert len(list(runs.glob("*/journal"))) == 2
+    assert sorted(path.name for path in out.iterdir()) == ["manifest.json", "raw"]
+    relative = sweep.grid(sweep.arguments(["--out", "a/sweep", "--runs", "big"])).logdir
+    assert relative == "../../big"
+
+
+@pytest.mark.parametrize(
+    ("words", "seeds"),
+    [
+        (["5"], [0, 1, 2, 3, 4]),
+        (["3", "7"], [3, 7]),
+        (["5-7"], [5, 6, 7]),
+        (["0-1", "9"], [0, 1, 9]),
+        (None, None),
+    ],
+)
+def test_seeds_as_they_are_typed(words, seeds):
+    assert sweep.numbers(words) == seeds
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--seeds", "five"], "error: --seeds five: expected numbers, or A-B"),
+        (["--tasks", "tmazes_5"], "did you mean"),
+        (["--slurm", "nodes"], "error: --slurm nodes: expected KEY=VALUE"),
+        ([], "error: a new sweep needs --tasks, --cores and --seeds"),
+    ],
+)
+def test_a_wrong_command_is_one_line_and_status_2(tmp_path, capsys, words, expected):
+    assert sweep.main([*words, "--out", str(tmp_path / "sweep")]) == 2
+    error = capsys.readouterr().err
+    assert expected in error
+    assert len(error.splitlines()) == 1
