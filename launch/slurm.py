@@ -180,9 +180,7 @@ def submit(
     if not entries:
         return []
     folder = beside(sweep, entries[0], "").parent / "jobs"
-    made = executor(
-        folder.resolve(), cluster, {"name": sweep.resolve().name, **given}, jobs
-    )
+    made = executor(folder.resolve(), cluster, {"name": sweep.resolve().name, **given}, jobs)
     waiting = queued(sweep, entries) if cluster == "slurm" else set()
     todo = [
         entry
@@ -193,7 +191,9 @@ def submit(
         return []
     submitted = made.map_array(job(sweep, trainer, given, retries), todo)
     for entry, one in zip(todo, submitted, strict=True):
-        beside(sweep, entry, ".job").write_text(one.job_id)
+        path = beside(sweep, entry, ".job")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(one.job_id)
     return submitted
 
 

@@ -48,8 +48,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--gpus", nargs="+", help="local: GPUs of which each of the --jobs gets one, in turn")
     add("--threads", type=int, default=1, help="local: CPU threads of each run")
     add("--retries", type=int, default=1, help="how often a run that fails is tried again")
-    add("--slurm", nargs="+", action="extend", default=[], metavar="KEY=VALUE",
-        help="submitit's parameters: partition, timeout_min, nodes, gpus_per_node, ...")  # fmt: skip
+    add("--slurm", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="of submitit")
     add("--dry", action="store_true", help="print the commands and what they cost; write nothing")
     return parser.parse_args(argv)
 

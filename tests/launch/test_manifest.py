@@ -39,8 +39,10 @@ def test_a_run_for_each_task_variant_and_seed_with_all_its_settings(tmp_path):
         "core": "elmur",
         "variant": "elmur:elmur.slots=2",
         "seed": 1,
-        "flags": "--task tmaze_5 --core elmur --seed 1 --stop.steps 100 --size debug "
-        "--elmur.slots 2".split(),
+        "flags": [
+            *("--task", "tmaze_5", "--core", "elmur", "--seed", "1"),
+            *("--stop.steps", "100", "--size", "debug", "--elmur.slots", "2"),
+        ],
         "logdir": "runs/tmaze_5-elmur_elmur.slots=2-s1",
     }
 

@@ -10,11 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from launch import sweep
+from launch import local, sweep
 from launch.attempt import Attempt, command, folder
 from launch.runs import read_manifest, unpack
-
-ROOT = Path(__file__).parents[2]
 
 
 def grid(out, *more, tasks="tmaze_5", seeds="2", steps=60):
@@ -37,19 +35,23 @@ def wait_for(what):
         time.sleep(0.02)
 
 
-def alone(begin, *words):
-    """What a sweep prints that runs to its end, and its exit status."""
-    process = begin(*words)
-    return process.communicate(timeout=60)[0], process.returncode
+@pytest.fixture
+def alone(trainer, capsys):
+    """What a sweep prints that runs to its end in this process, and its exit status."""
+
+    def run(*words):
+        status = sweep.main([str(word) for word in words], trainer)
+        return "".join(capsys.readouterr()), status
+
+    return run
 
 
-@pytest.mark.parametrize("kills", [(signal.SIGKILL, signal.SIGTERM), (signal.SIGINT,) * 2])
 def test_killed_twice_on_the_way_it_completes_with_no_run_lost_or_doubled(
-    tmp_path, begin, finished_once, kills
+    tmp_path, begin, alone, finished_once
 ):
     out = tmp_path / "sweep"
     words = grid(out, "--jobs", "2")
-    for number, kill in enumerate(kills, 1):
+    for number, kill in enumerate((signal.SIGKILL, signal.SIGINT), 1):
         process = begin(*words)
         # In the middle of a run: its scores have begun, and it has not ended.
         wait_for(lambda n=number: sum(j.count("began") for j in journals_so_far(out)) >= 2 * n)
@@ -59,7 +61,7 @@ def test_killed_twice_on_the_way_it_completes_with_no_run_lost_or_doubled(
         if kill != signal.SIGKILL:
             assert process.returncode == 0
             assert f"stopped by {kill.name}: " in output
-    output, status = alone(begin, *words)
+    output, status = alone(*words)
     assert status == 0, output
     assert output.splitlines()[-1] == "done: 4 of 4 runs finished"
     for name in names(out):
@@ -84,11 +86,11 @@ def test_a_run_is_told_to_end_when_its_sweep_is_killed(tmp_path, begin):
     assert "ended" in journals_so_far(out)[0]
 
 
-def test_typed_again_finished_runs_are_kept_without_their_folders(tmp_path, begin):
+def test_typed_again_finished_runs_are_kept_without_their_folders(tmp_path, alone):
     out = tmp_path / "sweep"
-    assert alone(begin, *grid(out, steps=3))[1] == 0
+    assert alone(*grid(out, steps=3))[1] == 0
     (out / "runs").rename(tmp_path / "gone")
-    output, status = alone(begin, *grid(out, "--seeds", "3", steps=3))
+    output, status = alone(*grid(out, "--seeds", "3", steps=3))
     assert status == 0
     assert "6 runs, 4 of them packed" in output
     assert len(list((out / "runs").glob("*/journal"))) == 2
@@ -108,49 +110,38 @@ def test_two_sweeps_in_one_folder_share_the_runs(tmp_path, begin, finished_once)
         finished_once(out, name, 30)
 
 
-def test_a_run_that_somebody_else_has_is_waited_for(tmp_path, trainer, begin, finished_once):
+def test_a_run_that_somebody_else_has_is_waited_for(tmp_path, begin, alone, finished_once):
     out = tmp_path / "sweep"
-    words = grid(out, steps=150)
-    assert sweep.main([*words, "--dry"], trainer) == 0
-    alone_word = ["--cores", "gru", "--seeds", "1", *words[6:]]
-    process = begin("--tasks", "tmaze_5", *alone_word[:0], *["--cores", "gru"], "--seeds", "1",
-                    "--set", "stop.steps=150", "--out", out)  # fmt: skip
+    begin(*grid(out, steps=100))
     wait_for(lambda: any("began" in journal for journal in journals_so_far(out)))
-    output, status = alone(begin, *words, "--jobs", "4")
+    output, status = alone(*grid(out, "--jobs", "4", steps=100))
     assert "tmaze_5-gru-s0: running in another process, which is waited for" in output
     assert status == 0
-    process.communicate(timeout=30)
     for name in names(out):
-        finished_once(out, name, 150)
+        finished_once(out, name, 100)
 
 
-def test_a_run_begun_by_hand_is_no_failure(tmp_path, trainer, begin, finished_once, monkeypatch):
+def test_a_run_begun_by_hand_is_no_failure(tmp_path, trainer, monkeypatch):
     out = tmp_path / "sweep"
-    alone(begin, *grid(out, steps=1))
+    words = grid(out, "--retries", "0", seeds="1", steps=80)
+    sweep.manifest.update(out, sweep.grid(sweep.arguments(words)), sweep.matching, False)
     entry = read_manifest(out)["runs"][0]
-    for path in [*out.glob("raw/*gru-s0*"), *out.glob("runs/*gru-s0/*")]:
-        path.unlink()
-    by_hand = subprocess.Popen(command(out, entry, trainer, 0), cwd=ROOT)
-    try:
-        # As if it took the folder between the look and the start: only its own lock tells.
-        monkeypatch.setattr(sweep.slurm, "busy", None)
-        from launch import local
-
-        looks = iter([False, False])
-        busy = local.busy
-        monkeypatch.setattr(local, "busy", lambda *at: next(looks, None) or busy(*at))
-        said = []
-        wait_for((folder(out, entry) / "journal").exists)
-        states = local.Local(out, [entry], trainer, retries=0, say=said.append).run()
-    finally:
-        by_hand.wait(timeout=30)
+    looks, busy = [], local.busy
+    # It takes the folder between the look and the start: only the trainer's own lock tells.
+    monkeypatch.setattr(local, "busy", lambda *at: looks.pop() if looks else busy(*at))
+    by_hand = subprocess.Popen(command(out, entry, trainer, 0))
+    wait_for((folder(out, entry) / "journal").exists)
+    queue = local.Local(out, [entry], trainer, retries=0)
+    looks.append(False)
+    states = queue.run()
+    assert by_hand.wait(timeout=30) == 0
     assert states == {entry["name"]: "finished"}
-    assert not any("failed" in line for line in said)
+    assert journals_so_far(out)[0].splitlines()[1:] == ["doubled", "ended"]
 
 
-def test_the_log_is_held_as_long_as_a_process_writes_it(tmp_path, begin, trainer):
+def test_the_log_is_held_as_long_as_a_process_writes_it(tmp_path, alone):
     out = tmp_path / "sweep"
-    alone(begin, *grid(out, steps=1))
+    alone(*grid(out, steps=1))
     entry = read_manifest(out)["runs"][0]
     sleeper = [sys.executable, "-c", "import time; time.sleep(60)"]
     attempt = Attempt(out, entry, sleeper, {})
@@ -167,11 +158,11 @@ def test_the_log_is_held_as_long_as_a_process_writes_it(tmp_path, begin, trainer
     assert log.count("$ ") == 3
 
 
-def test_a_failing_run_is_tried_again_and_others_go_on(tmp_path, begin):
+def test_a_failing_run_is_tried_again_and_others_go_on(tmp_path, alone):
     out = tmp_path / "sweep"
     fail = tmp_path / "fail"
     fail.write_text(json.dumps({"0": 100}))
-    output, status = alone(begin, *grid(out, "--retries", "2", steps=3))
+    output, status = alone(*grid(out, "--retries", "2", steps=3))
     assert status == 1
     assert output.count("tmaze_5-gru-s0: failed, exit status 1: a wall; will be tried again") == 2
     lines = output.splitlines()
@@ -180,23 +171,23 @@ def test_a_failing_run_is_tried_again_and_others_go_on(tmp_path, begin):
     assert [journal.count("began") for journal in journals(out)] == [3, 1, 3, 1]
     assert {path.stem for path in out.glob("raw/*")} == {"tmaze_5-gru-s1", "tmaze_5-s3m-s1"}
     fail.write_text(json.dumps({"0": 2}))  # either core may fail once more
-    output, status = alone(begin, *grid(out, steps=3))
+    output, status = alone(*grid(out, steps=3))
     assert (status, output.count("will be tried again")) == (0, 2)
     assert not list(out.glob("runs/*.failed"))
 
 
-def test_a_run_that_ends_unfinished_is_not_begun_again_in_this_sitting(tmp_path, begin, trainer):
+def test_a_run_that_ends_unfinished_is_not_begun_again_in_this_sitting(tmp_path, alone, trainer):
     script = Path(trainer[1])
     script.write_text("print('stopped by SIGTERM')")
-    output, status = alone(begin, *grid(tmp_path / "sweep", seeds="1"))
+    output, status = alone(*grid(tmp_path / "sweep", seeds="1"))
     assert status == 1
     assert "stopped: tmaze_5-gru-s0" in output.splitlines()
 
 
-def test_as_many_at_a_time_as_jobs_each_with_its_gpu_and_threads(tmp_path, begin):
+def test_as_many_at_a_time_as_jobs_each_with_its_gpu_and_threads(tmp_path, alone):
     out = tmp_path / "sweep"
     words = grid(out, "--jobs", "3", "--gpus", "4", "6", "--threads", "2", steps=40)
-    assert alone(begin, *words)[1] == 0
+    assert alone(*words)[1] == 0
     spans, said = [], set()
     for name in names(out):
         lines = (out / "runs" / name / "scores.jsonl").stat().st_mtime
@@ -229,9 +220,9 @@ def test_dry_prints_commands_and_compute_and_writes_nothing(tmp_path, capsys):
     assert not out.exists()
 
 
-def test_runs_may_lie_elsewhere_and_the_manifest_names_no_machine(tmp_path, begin):
+def test_runs_may_lie_elsewhere_and_the_manifest_names_no_machine(tmp_path, alone):
     out, runs = tmp_path / "a" / "sweep", tmp_path / "big"
-    assert alone(begin, *grid(out, "--runs", runs, seeds="1", steps=1))[1] == 0
+    assert alone(*grid(out, "--runs", runs, seeds="1", steps=1))[1] == 0
     assert len(list(runs.glob("*/journal"))) == 2
     assert sorted(path.name for path in out.iterdir()) == ["manifest.json", "raw"]
     relative = sweep.grid(sweep.arguments(["--out", "a/sweep", "--runs", "big"])).logdir
