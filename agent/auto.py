@@ -7,6 +7,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import time
+from collections.abc import Callable
 from typing import Any
 
 import psutil
@@ -79,9 +80,12 @@ def seconds(update: Update, batch: dict[str, Tensor], precision: str) -> float:
     return min(times[1:])
 
 
-def count_flops(update: Update, rows: int, length: int) -> int:
+def count_flops(
+    update: Update, rows: int, length: int, run: Callable[..., None] = dry_update
+) -> int:
     """FLOPs of one update of (rows, length), forward and backward, by torch's counter.
 
+    `run(update, batch, precision)` is what is counted: a whole update, or a part of one.
     Counted at two small lengths and extended: every part is linear in the number of steps, by the
     `grain` of the core, but imagination, which is so up to its number of starts.
     """
@@ -89,7 +93,7 @@ def count_flops(update: Update, rows: int, length: int) -> int:
 
     def count(steps: int) -> int:
         with FlopCounterMode(display=False) as counter:
-            dry_update(update, fake_batch(update, 1, steps, device), "float32")
+            run(update, fake_batch(update, 1, steps, device), "float32")
         return counter.get_total_flops()
 
     starts, grain = update.starts(length), update.world.core.grain

@@ -26,6 +26,8 @@ from configs.schema import Config
 log = logging.getLogger("configs")
 FOLDER = Path(__file__).parent
 AUTO_SIZE = "auto"
+# What the blocks that apply are chosen by, and what tells runs apart: no business of a preset.
+CHOSEN_BY = ("task", "preset", "logdir", "seed")
 # What settings are called in the files of earlier runs, and today.
 RENAMED = {"steps": "stop.steps", "updates": "stop.updates"}
 # Counts that may be 0 although their default is not.
@@ -165,14 +167,27 @@ def by_prefix(tree: dict[str, Any], task: str, where: str) -> dict[str, Any]:
 
 
 def preset(name: str, task: str) -> dict[str, Any]:
-    """A named preset; its block `tasks` holds what applies to tasks by the start of their name."""
+    """A named preset, or that of a file, NAME.yaml; its block `tasks` holds what applies to tasks
+    by the start of their name."""
     known = blocks("presets")
-    if name not in known:
-        raise ConfigError(f"--preset: no preset {name!r}" + nearest(name, list(known)))
-    tree = dict(known[name] or {})
-    suites = tree.pop("tasks", {})
     where = f"configs/presets.yaml {name}"
-    return {**flatten(tree, where), **by_prefix(suites, task, where)}
+    if name.endswith((".yaml", ".yml")):
+        if not Path(name).is_file():
+            raise ConfigError(f"--preset: there is no file {name}")
+        where, tree = name, read_yaml(Path(name))
+    elif name in known:
+        tree = known[name] or {}
+    else:
+        raise ConfigError(f"--preset: no preset {name!r}" + nearest(name, list(known)))
+    suites = {}
+    if isinstance(tree, dict):
+        tree = dict(tree)
+        suites = tree.pop("tasks", {})
+    found = {**flatten(tree, where), **by_prefix(suites, task, where)}
+    for key in CHOSEN_BY:
+        if key in found:
+            raise ConfigError(f"{where}: a preset cannot set {key}, which the command line does")
+    return found
 
 
 def parse_flags(argv: list[str]) -> dict[str, str]:
@@ -265,11 +280,16 @@ def to_flat(config: Any, prefix: str = "") -> dict[str, Any]:
 
 def render(config: Config) -> str:
     """YAML text of the whole configuration, groups in the order of the schema."""
+    return render_flat(to_flat(config))
+
+
+def render_flat(flat: dict[str, Any]) -> str:
+    """YAML text of dotted settings; groups stand in the order of their first one."""
     buffer = io.StringIO()
     yaml = YAML()
     yaml.default_flow_style = False
     tree: dict[str, Any] = {}
-    for key, value in to_flat(config).items():
+    for key, value in flat.items():
         group, dot, name = key.rpartition(".")
         (tree.setdefault(group, {}) if dot else tree)[name] = value
     yaml.dump(tree, buffer)
