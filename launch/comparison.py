@@ -101,9 +101,9 @@ class Comparison:
         given = {axis for run in runs for axis in run.end}
         extra = any(set(run.end) == {"agent_step"} for run in runs)  # a curve with no other axis
         self.axes = [axis for axis in ALWAYS if axis in given] + ["agent_step"] * extra
-        self.axis = MATCHED.get(match, "env_step")
-        if self.axis not in self.axes:
-            self.axis = self.axes[0] if self.axes else "env_step"
+        first = MATCHED.get(match, "env_step")
+        self.axes.sort(key=lambda axis: axis != first)
+        self.axis = self.axes[0] if self.axes else first
         self.budgets: dict[tuple[str, str], Budget] = {}
         self.cells: dict[tuple[str, str, str], Cell] = {}
         for axis in self.axes:

@@ -1,5 +1,5 @@
-"""The blocks of a report: what is compared, over all tasks, by task, compute, memory, runs, settings,
-commands, and how the numbers are made."""
+"""The blocks of a report: what is compared, over all tasks, by task, compute, memory, runs,
+settings, commands, and how the numbers are made."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ METHOD = [
     "**Rise.** Mean score in the last fifth of the budget less that in the fifth before. Where its "
     "interval lies above 0 the variant is limited by the budget: with a larger one the comparison "
     "may end otherwise.",
-    "**Curves.** Means over fiftieths of the axis; thick lines are means over finished seeds, as "
-    "far as all of them go, with their intervals; thin lines are runs, a cross ends one that did "
-    "not finish.",
+    "**Curves.** Means over 25 parts of the axis; thick lines are means over finished seeds, as "
+    "far as all of them go, with their intervals; a thin line up to a cross is a run that did not "
+    "finish.",
 ]
 
 
@@ -91,15 +91,26 @@ def summary(
             f"**Interim:** no run has finished on {tasks}; the budget is how far they are."
         )
     cells = {k[1:]: cell for k, cell in comparison.cells.items() if k[0] == comparison.axis}
-    rising = {key: cell for key, cell in cells.items() if cell.limited}
-    for (task, variant), cell in rising.items():
-        rise = tables.estimate(cell.rise)
-        items.append(f"**Limited by the budget:** `{variant}` on `{task}` still rises, by {rise}.")
-    untold = sum(cell.rise.interval is None for cell in cells.values())
-    if not rising:
+    for task in comparison.tasks:
+        rising = [
+            f"`{key[1]}` by {tables.estimate(cell.rise)}"
+            for key, cell in cells.items()
+            if key[0] == task and cell.limited
+        ]
+        if rising:
+            found = ", ".join(rising)
+            items.append(f"**Limited by the budget** on `{task}`: still rising are {found}.")
+    untold = sum(cell.rise.interval is None and cell.runs != [] for cell in cells.values())
+    if not any(cell.limited for cell in cells.values()):
         items.append("**Limited by the budget:** no curve is known to rise still at its end.")
     if untold:
-        items.append(f"Of {plural(untold, 'curve')} this cannot be told: fewer than two seeds.")
+        items.append(
+            f"**Not told:** whether {plural(untold, 'curve')} of fewer than two seeds still rise."
+        )
+    found = tables.iqms(comparison, comparison.axis, "final")
+    if found:
+        shown = [f"`{name}` {tables.with_interval(*each)}" for name, each in found.items()]
+        items.append(f"**IQM of normalised final scores:** {', '.join(shown)}.")
     return [Items(items), Text("Budgets:"), tables.budgets(comparison)]
 
 
@@ -107,27 +118,22 @@ def aggregate(comparison: Comparison, plots: Path) -> list[Block]:
     axis, styles = comparison.axis, drawn.styles(comparison)
     tasks = comparison.aggregated()
     blocks: list[Block] = [Heading(2, "Over all tasks")]
+    figures = []
     without = [task for task in comparison.tasks if task not in tasks]
     if without:
         blocks.append(Text(f"{listed(without)}: no reference, not aggregated."))
-    figures = []
-    whole = [v for v in comparison.variants if tasks and not comparison.lacking(axis, v, tasks)]
     if tasks:
-        blocks += [
-            Text(f"Normalised scores of {listed(tasks)}."),
-            tables.aggregate(comparison, tasks),
-        ]
-    if whole:
-        for kind in ("final", "area"):
-            rows = []
-            for variant in whole:
-                scores = comparison.matrix(axis, variant, kind, tasks)
-                found = statistics.estimate(scores, statistics.iqm)
-                rows.append((variant, *found, styles[variant]))
+        blocks += [Text(f"Normalised scores of {listed(tasks)}:"), tables.aggregate(comparison)]
+    for kind in ("final", "area"):
+        found = tables.iqms(comparison, axis, kind)
+        if found:
             title = f"IQM of {kind} scores at equal {AXES[axis]}"
-            path = drawn.intervals(rows, title, "normalised score", plots / f"iqm-{kind}.png")
+            rows = [(variant, *each, styles[variant]) for variant, each in found.items()]
+            path = plots / f"iqm-{kind}.png"
+            drawn.intervals(rows, title, "normalised score", path)
             figures.append((path, title))
-        path = drawn.profiles(comparison, whole, tasks, plots / "profile.png")
+    if found:
+        path = drawn.profiles(comparison, list(found), tasks, plots / "profile.png")
         figures.append((path, f"Performance profile of final scores at equal {AXES[axis]}"))
     pairs = tables.improvements(comparison)
     if pairs:

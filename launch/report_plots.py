@@ -18,7 +18,7 @@ from launch.comparison import AXES, Comparison, curve_of, reference
 # Without its yellow, which is too light for a line on white.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
-CELLS = 50  # of a curve
+CELLS = 25  # of a curve
 
 
 def styles(comparison: Comparison) -> dict[str, dict[str, Any]]:
@@ -53,8 +53,8 @@ def legend_below(axes: Axes) -> None:
 
 
 def learning_curves(comparison: Comparison, axis: str, task: str, path: Path) -> Path:
-    """Thick: the mean over seeds, with its interval; thin: the seeds; a cross: where a run that
-    did not finish broke off; dotted: the budget."""
+    """Thick: the mean over finished seeds, with its interval; thin, up to a cross: a run that did
+    not finish; dotted: the budget."""
     axes = (figure := Figure(figsize=(6, 4))).subplots()
     hours = axis == "wall_seconds" and any(run.end.get(axis, 0) > 7200 for run in comparison.runs)
     unit = 3600 if hours else 1
@@ -68,14 +68,13 @@ def learning_curves(comparison: Comparison, axis: str, task: str, path: Path) ->
             if not len(x):
                 continue
             heights = statistics.curve(x, y, weights, edges)
-            whole = run.status == "finished"
-            axes.plot(edges[1:] / unit, heights, lw=0.6, alpha=0.5, **style)
-            if whole:
+            if run.status == "finished":
                 curves.append(heights)
-            elif len(seen := np.flatnonzero(np.isfinite(heights))):
-                end = seen[-1]
-                point = (edges[end + 1] / unit, heights[end])
-                axes.plot(*point, marker="x", ms=7, mew=2, color=style["color"])
+                continue
+            axes.plot(edges[1:] / unit, heights, lw=0.8, **style)
+            last = np.flatnonzero(np.isfinite(heights))[-1]
+            point = (edges[last + 1] / unit, heights[last])
+            axes.plot(*point, marker="x", ms=7, mew=2, color=style["color"])
         if curves:
             mean, band = statistics.band(np.stack(curves))
             seeds = f"{len(curves)} seed{'s' if len(curves) > 1 else ''}"
@@ -117,6 +116,7 @@ def intervals(
 ) -> Path:
     """A row for each estimate: a bar of its interval, a line at its value; no bar, no interval."""
     axes = (figure := Figure(figsize=(6, 1.2 + 0.4 * len(rows)))).subplots()
+    axes.use_sticky_edges = False  # bars keep off the frame
     for place, (_, value, interval, style) in enumerate(rows):
         if interval is not None:
             width = interval[1] - interval[0]

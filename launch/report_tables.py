@@ -20,7 +20,10 @@ LARGE = 1e7  # from here on a count has three digits
 
 
 def number(value: float) -> str:
-    return f"{value:.4g}" if np.isfinite(value) else NONE
+    """Three digits, or all before the point."""
+    if not np.isfinite(value):
+        return NONE
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
 
 
 def amount(value: float) -> str:
@@ -40,12 +43,14 @@ def estimate(found: Estimate) -> str:
 
 
 def note(cell: Cell) -> str:
-    """What the end of a curve says."""
-    if cell.limited:
-        return "limited by the budget"
+    """What the end of a curve says, or why there is none."""
+    if not len(cell.final.seeds):
+        return "no run with this axis came so far"
     if not len(cell.rise.seeds):
-        return "too few episodes to say" if len(cell.final.seeds) else ""
-    return "one seed: cannot be told" if cell.rise.interval is None else ""
+        return "too few episodes to tell whether it rises"
+    if cell.rise.interval is None:
+        return "one seed: cannot be told whether it rises"
+    return "limited by the budget" if cell.limited else ""
 
 
 def budgets(comparison: Comparison) -> Table:
@@ -79,21 +84,31 @@ def task(comparison: Comparison, name: str) -> Table:
     return Table([*head, "rise at the end", "note"], rows)
 
 
-def aggregate(comparison: Comparison, tasks: list[str]) -> Table:
-    """IQM of normalised scores of `tasks`, of those variants that have all of them."""
+def iqms(
+    comparison: Comparison, axis: str, kind: str
+) -> dict[str, tuple[float, statistics.Interval | None]]:
+    """Variant -> IQM of normalised scores, of those that have all tasks with a reference."""
+    tasks = comparison.aggregated()
+    whole = [v for v in comparison.variants if tasks and not comparison.lacking(axis, v, tasks)]
+    scores = {variant: comparison.matrix(axis, variant, kind, tasks) for variant in whole}
+    return {name: statistics.estimate(each, statistics.iqm) for name, each in scores.items()}
+
+
+def aggregate(comparison: Comparison) -> Table:
     rows = []
-    for axis, variant in itertools.product(comparison.axes, comparison.variants):
-        lacking = comparison.lacking(axis, variant, tasks)
-        row = [AXES[axis], f"`{variant}`"]
-        if lacking:
-            names = ", ".join(f"`{name}`" for name in lacking)
-            rows.append([*row, NONE, f"no score of {names}", NONE])
-            continue
-        final, area = (comparison.matrix(axis, variant, kind, tasks) for kind in ("final", "area"))
-        shown = [
-            with_interval(*statistics.estimate(scores, statistics.iqm)) for scores in (final, area)
-        ]
-        rows.append([*row, str(np.isfinite(final).sum()), *shown])
+    tasks = comparison.aggregated()
+    for axis in comparison.axes:
+        final, area = (iqms(comparison, axis, kind) for kind in ("final", "area"))
+        for variant in comparison.variants:
+            row = [AXES[axis], f"`{variant}`"]
+            if variant in final:
+                runs = np.isfinite(comparison.matrix(axis, variant, "final", tasks)).sum()
+                found = (final[variant], area[variant])
+                rows.append([*row, str(runs), *(with_interval(*each) for each in found)])
+            else:
+                lacking = comparison.lacking(axis, variant, tasks)
+                names = ", ".join(f"`{name}`" for name in lacking)
+                rows.append([*row, NONE, f"no score of {names}", NONE])
     return Table(["at equal", "variant", "runs", "IQM of final", "IQM of area"], rows)
 
 

@@ -119,7 +119,7 @@ def read_folder(folder: Path, entry: dict[str, Any]) -> Run:
     run = Run(
         **known,
         status="missing",
-        reason=f"no run in {folder}",
+        reason="not begun, or its folder is gone",
         command=["python", "-m", "agent.train", *entry["flags"]],
     )
     began, error = (folder / "config.yaml").exists(), folder / ERROR
