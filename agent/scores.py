@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from typing import Any
 
 from configs.load import blocks
 
@@ -12,13 +13,24 @@ def squash(name: str) -> str:
     return re.sub(r"[^a-z0-9]", "", re.sub(r"_L?\d+$", "", name).lower())
 
 
+def suite(task: str) -> tuple[dict[str, Any], str]:
+    """The block of references of a task's suite, empty where there is none; the name in there."""
+    for name, block in blocks("references").items():
+        if task.startswith(name + "_"):
+            return block, task[len(name) + 1 :]
+    return {}, task
+
+
 def lines(task: str) -> dict[str, float]:
     """Name -> score of every reference of a task, `random` included; empty where there is none."""
-    for suite, block in blocks("references").items():
-        if task.startswith(suite + "_"):
-            known = {squash(name): scores for name, scores in block["tasks"].items()}
-            return known.get(squash(task[len(suite) + 1 :]), {})
-    return {}
+    block, rest = suite(task)
+    known = {squash(name): scores for name, scores in block.get("tasks", {}).items()}
+    return known.get(squash(rest), {})
+
+
+def source(task: str) -> str:
+    """Where the references of a task's suite are from."""
+    return suite(task)[0].get("source", "")
 
 
 def normalised(task: str, score: float) -> dict[str, float]:

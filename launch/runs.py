@@ -57,13 +57,9 @@ class Run:
     scores: Columns = dataclasses.field(default_factory=dict)
     metrics: Columns = dataclasses.field(default_factory=dict)
     evaluations: Columns = dataclasses.field(default_factory=dict)
+    end: dict[str, float] = dataclasses.field(default_factory=dict)  # where each axis ended
     model: dict[str, float] = dataclasses.field(default_factory=dict)  # parameters, update_flops
     folder: Path | None = None  # where it is still there
-
-    def end(self, axis: str) -> float:
-        """The last value of an axis among scores and metrics; 0 where nothing was written."""
-        found = [rows[axis][-1] for rows in (self.scores, self.metrics) if len(rows.get(axis, ()))]
-        return float(max(found, default=0.0))
 
 
 # Rows
@@ -123,7 +119,7 @@ def read_folder(folder: Path, entry: dict[str, Any]) -> Run:
     run = Run(
         **known,
         status="missing",
-        reason=f"no run in {folder}",
+        reason="not begun, or its folder is gone",
         command=["python", "-m", "agent.train", *entry["flags"]],
     )
     began, error = (folder / "config.yaml").exists(), folder / ERROR
@@ -140,6 +136,10 @@ def read_folder(folder: Path, entry: dict[str, Any]) -> Run:
         played = [row for row in rows if EVALUATED in row]
         run.evaluations = columns(sorted(played, key=lambda row: row["agent_step"]))
         run.metrics = binned(columns([row for row in rows if EVALUATED not in row]), THINNED)
+        run.end = {axis: max((row[axis] for row in rows), default=0) for axis in AXES}
+        for axis, values in cut(run.scores, slice(-1, None)).items():
+            if axis in AXES and len(values):
+                run.end[axis] = max(run.end[axis], values[0])
         run.status, run.reason = state(folder, run)
     except ValueError as problem:
         run.status, run.reason = "failed", str(problem)
@@ -170,17 +170,15 @@ def model(path: Path) -> dict[str, float]:
 
 
 def state(folder: Path, run: Run) -> tuple[str, str]:
-    """Status and its reason."""
+    """Status and its reason; `run.end` becomes what a finished run says itself."""
     file, error = folder / "finished.json", folder / ERROR
     if file.exists():
-        return "finished", f"by {json.loads(file.read_text())['by']}"
-    where = f"step {run.end('agent_step'):,.0f}"
+        found = json.loads(file.read_text())
+        run.end.update({axis: found[axis] for axis in AXES if axis in found})
+        return "finished", f"by {found['by']}"
+    where = f"step {run.end['agent_step']:,.0f}"
     if running(folder):
         return "unfinished", f"runs, {where}"
-    offline = run.config.get("loop.mode") == "offline"
-    axis, limit = ("update", "updates") if offline else ("agent_step", "steps")
-    if run.end(axis) >= run.config.get(limit, np.inf):
-        return "finished", f"by {limit}"
     if error.exists():
         last = (error.read_text().strip() or "empty error.txt").splitlines()[-1]
         return "failed", f"{where}: {last}"
@@ -200,7 +198,8 @@ def pack(run: Run, path: Path) -> None:
     cutoff = max(0, len(run.scores.get("return", ())) - EXACT)
     before, last = cut(run.scores, slice(0, cutoff)), cut(run.scores, slice(cutoff, None))
     before = {name: short(values) for name, values in binned(before, BINS).items()}
-    kept = ("name", "task", "core", "variant", "seed", "status", "config", "command", "model")
+    kept = ("name", "task", "core", "variant", "seed", "status", "config", "command")
+    kept += ("end", "model")
     tree: dict[str, Any] = {"version": 1, **{name: getattr(run, name) for name in kept}}
     tree["reason"] = run.reason[:2000]
     tree["scores"] = {name: before[name] + exact(last[name]) for name in run.scores}
@@ -328,5 +327,6 @@ def read_csv(path: Path) -> list[Run]:
 
 def foreign(path: Path, axis: str, task: str, variant: str, seed: int, points: list[Any]) -> Run:
     table = dict(zip((axis, "return", "episodes"), np.array(sorted(points)).T, strict=True))
-    name = f"{task}-{variant}-s{seed}"
-    return Run(name, task, variant, variant, seed, "finished", f"from {path.name}", scores=table)
+    run = Run(f"{task}-{variant}-s{seed}", task, variant, variant, seed, "finished", path.name)
+    run.scores, run.end = table, {axis: float(table[axis][-1])}
+    return run

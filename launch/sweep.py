@@ -79,12 +79,39 @@ def relative(path: Path, start: Path) -> Path:
 
 
 def matching(
-    match: str, variants: list[str], task: str, given: list[str]
+    match: str, variants: list[str], task: str, settings: list[str]
 ) -> dict[str, dict[str, Any]]:
-    """Settings by which variants of cores become equal in `match`."""
-    from launch import budget
+    """Settings that make each of `variants` equal to the first (launch/budget.py).
 
-    return budget.matched(variants, match, task=task, given=given)
+    Raises ConfigError or ValueError where that cannot be.
+    """
+    from launch import budget  # which needs torch, as a sweep that goes on does not
+
+    own = {variant: manifest.pairs(variant.split(":")[1:]) for variant in variants}
+    core = {variant: variant.partition(":")[0] for variant in variants}
+    first = variants[0]
+    for variant in variants:
+        of_others = [key for key in own[variant] if not key.startswith(f"{core[variant]}.")]
+        if of_others or (core[variant] == core[first] and variant != first):
+            raise ValueError(
+                f"--match: {variant} cannot be made equal to {first}: expected another core than "
+                f"that of the first, with settings of its own (`{core[variant]}.`) alone"
+            )
+    given = {**manifest.pairs(settings), **own[first]}
+    words = [f"--{key}={value}" for key, value in given.items()]
+    size = resolve(["--task", task, "--core", core[first], *words]).size
+    how = {"part": "total", "adjust": "train_ratio"} if match == "seconds" else {}
+    plain = [variant for variant in variants if variant == first or not own[variant]]
+    out = {}
+    for group in [plain, *([first, variant] for variant in variants if variant not in plain)]:
+        more = {**given, **own[group[-1]]}
+        more.pop("size", None)
+        found = budget.matched([core[variant] for variant in group], match, size, task, more, **how)
+        for variant in group:
+            out[variant] = found[core[variant]]
+            if clash := set(out[variant]) & set(own[variant]):
+                raise ValueError(f"--match {match} sets {', '.join(clash)}, as does {variant}")
+    return {variant: out[variant] for variant in variants}
 
 
 def estimate(entries: list[Entry]) -> str:

@@ -28,8 +28,8 @@ def journals(out):
     return [(out / "runs" / name / "journal").read_text() for name in names(out)]
 
 
-def wait_for(what):
-    deadline = time.monotonic() + 30
+def wait_for(what, seconds=30):
+    deadline = time.monotonic() + seconds
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -257,3 +257,89 @@ def test_a_wrong_command_is_one_line_and_status_2(tmp_path, capsys, words, expec
     error = capsys.readouterr().err
     assert expected in error
     assert len(error.splitlines()) == 1
+
+
+def test_matching_asks_the_budget_for_each_core_and_for_variants_with_their_own(monkeypatch):
+    asked = []
+
+    def matched(cores, match, size, task, given, **how):
+        asked.append((cores, match, size, task, given, how))
+        return {core: {f"{core}.width": 8 * len(given)} for core in cores}
+
+    monkeypatch.setattr("launch.budget.matched", matched)
+    variants = ["gru", "s3m", "elmur:elmur.slots=2"]
+    settings = ["size=debug", "batch.size=4"]
+    assert sweep.matching("flops", variants, "tmaze_5", settings) == {
+        "gru": {"gru.width": 16},
+        "s3m": {"s3m.width": 8},
+        "elmur:elmur.slots=2": {"elmur.width": 16},
+    }
+    same = ("flops", "debug", "tmaze_5")
+    assert asked == [
+        (["gru", "s3m"], *same, {"batch.size": "4"}, {}),
+        (["gru", "elmur"], *same, {"batch.size": "4", "elmur.slots": "2"}, {}),
+    ]
+    sweep.matching("seconds", ["gru"], "tmaze_5", [])
+    assert asked[-1][-1] == {"part": "total", "adjust": "train_ratio"}
+
+
+@pytest.mark.parametrize(
+    ("variants", "words"),
+    [
+        (["gru", "gru:gru.blocks=4"], "gru:gru.blocks=4 cannot be made equal to gru"),
+        (["gru", "s3m:model.units=4"], "s3m:model.units=4 cannot be made equal"),
+        (["gru", "s3m:s3m.width=4"], "sets s3m.width, as does s3m:s3m.width=4"),
+    ],
+)
+def test_variants_that_cannot_be_made_equal_are_refused(monkeypatch, variants, words):
+    monkeypatch.setattr(
+        "launch.budget.matched", lambda cores, *_, **__: {c: {f"{c}.width": 8} for c in cores}
+    )
+    with pytest.raises(ValueError, match=words):
+        sweep.matching("flops", variants, "tmaze_5", ["size=debug"])
+
+
+TINY = [
+    *("size=debug", "precision=float32", "device=cpu", "batch.size=2", "batch.length=16"),
+    *("behaviour.horizon=3", "loop.train_ratio=8", "log.every=0.2", "log.media_every=0"),
+    *("loop.mode=lockstep", "env.count=2", "stop.steps=1500", "checkpoint.every=1"),
+]
+
+
+@pytest.mark.slow
+def test_runs_of_agent_train_with_equal_flops_killed_twice_on_the_way(tmp_path):
+    out = tmp_path / "sweep"
+    words = ["--tasks", "bsuite_memory_len/0", "--cores", "gru", "s3m", "--seeds", "2", "--jobs"]
+    words += ["2", "--match", "flops", "--out", str(out), "--set", *TINY]
+    whole = [sys.executable, "-m", "launch.sweep", *words]
+    for kill in (signal.SIGKILL, signal.SIGTERM):
+        process = subprocess.Popen(whole)
+        try:
+            rows = sum_of_rows(out)
+            wait_for(lambda n=rows: sum_of_rows(out) > n + 20, seconds=200)
+            process.send_signal(kill)
+            process.wait(timeout=60)
+        finally:
+            process.kill()
+    result = subprocess.run(whole, capture_output=True, text=True, timeout=500)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "done: 4 of 4 runs finished" in result.stdout
+    manifest = read_manifest(out)
+    for entry in manifest["runs"]:
+        run = unpack(out / "raw" / f"{entry['name']}.json")
+        assert (run.status, run.reason) == ("finished", "by stop.steps")
+        lines = (folder(out, entry) / "scores.jsonl").read_text().splitlines()
+        episodes = [json.loads(line) for line in lines]
+        # An episode begun anew after a kill -9 replaces the one that was lost with it.
+        steps = [row["agent_step"] for row in episodes]
+        assert steps == sorted(steps)
+        assert 1500 <= run.end("agent_step") < 1510
+        assert (out / "raw" / f"{entry['name']}.json").stat().st_size < 100_000
+    logs = [path.read_text() for path in (out / "runs").glob("*.log")]
+    assert any("resuming" in log for log in logs)
+    assert not any("another process" in log for log in logs)
+    assert set(manifest["matched"]["bsuite_memory_len/0"]) == {"gru", "s3m"}
+
+
+def sum_of_rows(out):
+    return sum(path.read_text().count("\n") for path in out.glob("runs/*/scores.jsonl"))

@@ -94,13 +94,13 @@ def test_more_at_a_time_are_done_sooner_but_not_before_the_longest(runs):
 
 
 def test_on_a_terminal_it_is_renewed_until_all_is_finished(tmp_path, runs, monkeypatch):
+    looks = []
+
     class Screen:
         """A terminal of which every look is kept."""
 
-        looks: list = []
-
         def __init__(self, first, **_):
-            self.looks.append(first)
+            looks.append(first)
 
         def __enter__(self):
             return self
@@ -109,7 +109,7 @@ def test_on_a_terminal_it_is_renewed_until_all_is_finished(tmp_path, runs, monke
             pass
 
         def update(self, view, refresh):
-            self.looks.append(view)
+            looks.append(view)
 
     def sleep(seconds):
         assert seconds == 2
@@ -120,9 +120,7 @@ def test_on_a_terminal_it_is_renewed_until_all_is_finished(tmp_path, runs, monke
     monkeypatch.setattr(time, "sleep", sleep)
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
     assert status.main([str(tmp_path), "--every", "2"]) == 0
-    assert [str(look.renderables[1])[:6] for look in Screen.looks] == [
-        f"{done} of 6" for done in range(7)
-    ]
+    assert [str(look.renderables[1])[:6] for look in looks] == [f"{done} of 6" for done in range(7)]
 
 
 def test_a_folder_without_a_sweep_is_one_line(tmp_path, capsys):
