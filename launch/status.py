@@ -36,9 +36,9 @@ def row(sweep: Path, entry: Entry) -> dict[str, Any]:
     if packed(sweep, entry).exists():
         run = unpack(packed(sweep, entry))
         scores = run.scores.get("return", ())[-SCORES:]
-        found["share"], found["step"] = 1.0, run.end("agent_step")
+        found["share"], found["step"] = 1.0, run.end["agent_step"]
         found["score"] = statistics.fmean(scores) if len(scores) else None
-        found["seconds"], found["left"] = run.end("wall_seconds"), 0.0
+        found["seconds"], found["left"] = run.end["wall_seconds"], 0.0
         return found
     if found["state"] == "missing":
         found["state"] = "queued" if beside(sweep, entry, ".job").exists() else "missing"
