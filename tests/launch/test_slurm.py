@@ -1,7 +1,4 @@
-"""Runs as jobs: submitit's debug and local executors, the files for SLURM, and what is resubmitted.
-
-Preemption: `python -m pytest tests/launch/test_slurm.py -k preempted`.
-"""
+"""Runs as jobs: submitit's debug and local executors, files for SLURM, what is submitted again."""
 
 import signal
 import sys
@@ -13,7 +10,7 @@ import pytest
 import submitit
 
 from launch import manifest, slurm, sweep
-from launch.attempt import beside, state
+from launch.attempt import Attempt, beside, state
 from launch.manifest import Grid
 from launch.slurm import Job, submit
 
@@ -71,7 +68,11 @@ def test_the_debug_executor_runs_a_sweep(tmp_path, trainer, finished_once):
 
 
 @pytest.mark.parametrize(
-    "notices", [[signal.SIGUSR2], [signal.SIGTERM, signal.SIGUSR2]], ids=["USR2", "TERM and USR2"]
+    "notices",
+    [
+        pytest.param([signal.SIGUSR2], marks=pytest.mark.slow, id="USR2"),
+        pytest.param([signal.SIGTERM, signal.SIGUSR2], id="TERM and USR2"),
+    ],
 )
 def test_a_preempted_job_saves_is_queued_again_and_finishes(
     tmp_path, trainer, finished_once, notices
@@ -117,6 +118,35 @@ def test_a_run_that_was_told_to_stop_waits_for_what_becomes_of_its_job(
     assert job(entry) == "stopped"
     assert slept == ["grace"]
     assert state(out, entry) == "stopped"
+
+
+SLOW = """
+import signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.5), print("saved", flush=True), sys.exit()))
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_notice_is_answered_when_the_run_has_saved(tmp_path, trainer):
+    (entry,) = entries(tmp_path, seeds=[0])
+    job = Job(tmp_path, trainer, retries=7)
+    job.attempt = Attempt(tmp_path, entry, [sys.executable, "-c", SLOW], {})
+    log = beside(tmp_path, entry, ".log")
+    wait_for(lambda: "ready\n" in log.read_text())
+    again = job.checkpoint(entry)
+    assert log.read_text().endswith("saved\n")
+    assert (again.function, again.args) == (Job(tmp_path, trainer, retries=7), (entry,))
+    assert job.attempt.process.wait() == 0
+
+
+def test_a_job_waits_for_a_run_that_another_process_has(tmp_path, trainer, monkeypatch):
+    (entry,) = entries(tmp_path, seeds=[0], steps=3)
+    other = Attempt(tmp_path, entry, [sys.executable, "-c", "import time; time.sleep(1.5)"], {})
+    monkeypatch.setattr(slurm, "POLL", 0.05)
+    monkeypatch.setenv("SUBMITIT_DEBUG_JOB_ID", "1")
+    assert Job(tmp_path, trainer)(entry) == "finished"
+    assert other.process.wait() == 0
 
 
 def test_a_job_whose_run_fails_fails_after_another_try(tmp_path, trainer, monkeypatch):
