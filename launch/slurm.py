@@ -91,19 +91,23 @@ class Job:
         return "followed"
 
     def begin(self, entry: Entry, node: Any, log: str) -> Attempt:
-        trainer = self.torchrun(node) if self.distributed else self.trainer
-        words = command(self.sweep, entry, trainer, self.threads)
+        words = command(self.sweep, entry, self.launcher(node), self.threads)
         return Attempt(self.sweep, entry, words, limited(self.threads), log)
 
-    def torchrun(self, node: Any) -> list[str]:
-        """The command that runs the trainer once for each GPU of the job's nodes."""
+    def launcher(self, node: Any = None) -> list[str]:
+        """The trainer, or torchrun that runs it once for each GPU of the job's nodes.
+
+        `node`: submitit's environment; None where it is not known yet.
+        """
+        if not self.distributed:
+            return self.trainer
+        number, host = (node.job_id, node.hostnames[0]) if node else ("JOB", "HOST")
         # Two jobs on one host must not meet at one port.
-        port = 20000 + sum(int(part) for part in node.job_id.split("_") if part.isdigit()) % 20000
-        where = f"{node.hostnames[0]}:{port}"
+        port = 20000 + sum(int(part) for part in number.split("_") if part.isdigit()) % 20000
         return [
             *(sys.executable, "-m", "torch.distributed.run"),
             *(f"--nnodes={self.nodes}", f"--nproc_per_node={self.gpus}"),
-            *("--rdzv_backend=c10d", f"--rdzv_endpoint={where}", f"--rdzv_id={node.job_id}"),
+            *("--rdzv_backend=c10d", f"--rdzv_endpoint={host}:{port}", f"--rdzv_id={number}"),
             *(f"--max_restarts={self.retries}", *self.trainer[1:]),
         ]
 

@@ -134,12 +134,17 @@ def estimate(entries: list[Entry]) -> str:
     return "\n".join(lines)
 
 
-def show(args: argparse.Namespace, entries: list[Entry], trainer: list[str]) -> None:
+def show(
+    args: argparse.Namespace, todo: list[Entry], given: dict[str, Any], trainer: list[str]
+) -> None:
     """Print what would be done."""
-    threads = args.threads if args.on == "local" else 0
-    for entry in entries:
+    threads = args.threads
+    if args.on == "slurm":
+        job = slurm.job(args.out, trainer, given, args.retries)
+        trainer, threads = job.launcher(), job.threads
+    for entry in todo:
         print(shlex.join(command(args.out, entry, trainer, threads)))
-    print(estimate(entries))
+    print(estimate(todo))
 
 
 def main(argv: list[str] | None = None, trainer: list[str] = TRAINER) -> int:
@@ -154,7 +159,7 @@ def main(argv: list[str] | None = None, trainer: list[str] = TRAINER) -> int:
         todo = [entry for entry in entries if not packed(args.out, entry).exists()]
         print(f"{len(entries)} runs, {len(entries) - len(todo)} of them packed", flush=True)
         if args.dry:
-            show(args, todo, trainer)
+            show(args, todo, given, trainer)
             return 0
         if args.on == "slurm":
             return submit(args, todo, given, trainer)
@@ -169,7 +174,9 @@ def submit(
 ) -> int:
     jobs = slurm.submit(args.out, todo, trainer, given, jobs=args.jobs, retries=args.retries)
     ids = ", ".join(sorted({job.job_id.partition("_")[0] for job in jobs}))
-    print(f"{len(jobs)} runs submitted" + (f" as job {ids}" if jobs else ""))
+    word = f" as job {ids}" if jobs else ""
+    rest = "" if len(jobs) == len(todo) else "; the others run, or SLURM may still have their jobs"
+    print(f"{len(jobs)} of {len(todo)} runs submitted{word}{rest}")
     print(f"python -m launch.status {args.out} shows them")
     return 0
 

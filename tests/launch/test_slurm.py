@@ -173,7 +173,7 @@ def test_the_job_file_of_two_nodes_with_eight_gpus(tmp_path, cluster, capsys):
     words += ["slurm", "--jobs", "2", "--slurm", "nodes=2", "gpus_per_node=8", "cpus_per_task=64"]
     words += ["timeout_min=1440", "partition=gpu", "account=lab", "signal_delay_s=120"]
     assert sweep.main(words) == 0
-    assert "3 runs submitted as job 4711" in capsys.readouterr().out
+    assert "3 of 3 runs submitted as job 4711" in capsys.readouterr().out
     text = (cluster / "submitted.sh").read_text()
     found = parameters_of(text)
     expected = {
@@ -199,14 +199,23 @@ class Node:
 
 
 def test_the_processes_of_a_job_meet_on_its_first_host(tmp_path):
-    words = Job(tmp_path, [sys.executable, "-m", "agent.train"], 2, 8, retries=3).torchrun(Node())
+    words = Job(tmp_path, [sys.executable, "-m", "agent.train"], 2, 8, retries=3).launcher(Node())
     assert words[:3] == [sys.executable, "-m", "torch.distributed.run"]
     assert words[-2:] == ["-m", "agent.train"]
     assert {"--nnodes=2", "--nproc_per_node=8", "--rdzv_backend=c10d", "--max_restarts=3",
             "--rdzv_endpoint=n01:24713", "--rdzv_id=4711_2"} == set(words[3:-2])  # fmt: skip
-    assert not Job(tmp_path, [], 1, 1).distributed
-    assert Job(tmp_path, [], 1, 2).distributed
-    assert Job(tmp_path, [], 2, 1).distributed
+    assert Job(tmp_path, ["python"], 1, 1).launcher(Node()) == ["python"]
+    assert Job(tmp_path, [""], 1, 2).distributed
+    assert Job(tmp_path, [""], 2, 1).distributed
+
+
+def test_a_dry_command_shows_what_a_job_will_type(tmp_path, capsys):
+    words = ["--tasks", "tmaze_5", "--cores", "gru", "--seeds", "1", "--out", str(tmp_path / "a")]
+    words += ["--dry", "--on", "slurm", "--slurm", "nodes=2", "gpus_per_node=8", "cpus_per_task=16"]
+    assert sweep.main(words) == 0
+    printed = capsys.readouterr().out
+    assert "--nnodes=2 --nproc_per_node=8 --rdzv_backend=c10d --rdzv_endpoint=HOST:20000" in printed
+    assert "-m agent.train --task tmaze_5 --core gru --seed 0 --threads 2 --logdir" in printed
 
 
 def test_only_runs_that_slurm_no_longer_has_are_submitted_again(tmp_path, cluster):
