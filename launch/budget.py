@@ -33,7 +33,8 @@ from launch.cost import Cost, cost, part_parameters, spaces, update_flops
 from launch.solve import Settings, Widths
 from worldmodels.cores import CORES
 
-MATCHES = ("params", "flops", "seconds")
+MEASURES = {"params": part_parameters, "flops": update_flops}
+MATCHES = (*MEASURES, "seconds")
 PARTS = ("sequence", "total")
 TOLERANCE = 0.02
 RATIO = "loop.train_ratio"
@@ -71,16 +72,9 @@ class Budget:
 
     def widths(self, core: str, match: str, part: str, target: float) -> Settings:
         """Widths at which `part` of `core` has so many parameters, or FLOPs of an update."""
-        measure = part_parameters if match == "params" else update_flops
-        known: dict[tuple[tuple[str, int], ...], float] = {}
-
-        def value(settings: Settings) -> float:
-            key = tuple(sorted(settings.items()))
-            if key not in known:
-                known[key] = measure(self.update(core, settings), part)
-            return known[key]
-
-        return Widths(self.config(core, {})).solve(value, target)
+        measure, widths = MEASURES[match], Widths(self.config(core, {}))
+        value = widths.fitted(lambda settings: measure(self.update(core, settings), part))
+        return widths.solve(value, target)
 
 
 def matched(
@@ -117,8 +111,7 @@ def matched(
         return {
             core: {RATIO: short(found.replayed_for(part, wanted))} for core, found in costs.items()
         }
-    measure = part_parameters if match == "params" else update_flops
-    target = measure(budget.update(first, {}), part)
+    target = MEASURES[match](budget.update(first, {}), part)
     solved = {core: budget.widths(core, match, part, target) for core in cores[1:]}
     return {first: {}, **solved}
 

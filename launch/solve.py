@@ -1,18 +1,24 @@
 """The widths at which a core costs what is wanted: one search, over feasible multiples.
 
-Widths that belong together are scaled together, in multiples that heads and blocks divide, until
-the cost passes the target. Then one setting in which the cost is linear takes up the rest.
+Weights are matrices between widths, so parameters and FLOPs are quadratic in them: a few small
+models give the whole function. Widths that belong together are scaled together, in multiples that
+heads and blocks divide, until the cost passes the target. Then one setting in which the cost is
+linear takes up the rest.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+import numpy as np
+
 from configs.load import to_flat
 from configs.schema import Config
 
+MOST = 1000  # multiples of a fine setting
 MULTIPLE = 8  # of every width: what processors are fast at, and the decoder's blocks divide h by
 
 Settings = dict[str, int]
@@ -48,12 +54,40 @@ class Widths:
         self.start = {name: flat[name] for name in (*self.scaled, self.fine) if name}
         self.multiple = math.lcm(MULTIPLE, flat.get("heads", 1), flat.get("blocks", 1))
 
+    def step(self, name: str) -> int:
+        return MULTIPLE if name == "ffn" else self.multiple
+
+    def fitted(self, measure: Callable[[Settings], float]) -> Callable[[Settings], float]:
+        """`measure` as a function of all widths, from as many small models as it has terms."""
+        names = list(self.start)
+        # A quadratic of n variables is known from its values at these (n + 1)(n + 2) / 2 points.
+        counts = [
+            c for c in itertools.product((1, 2, 3), repeat=len(names)) if sum(c) <= len(c) + 2
+        ]
+
+        def terms(counts: list[float]) -> list[float]:
+            return [math.prod(pair) for pair in itertools.combinations_with_replacement(counts, 2)]
+
+        def settings(counts: tuple[int, ...]) -> Settings:
+            return self.named({n: k * self.step(n) for n, k in zip(names, counts, strict=True)})
+
+        rows = [terms([1.0, *map(float, each)]) for each in counts]
+        found = np.linalg.solve(rows, [float(measure(settings(each))) for each in counts])
+        before = self.named(self.start)
+
+        def value(settings: Settings) -> float:
+            whole = {**before, **settings}
+            widths = [whole[f"{self.core}.{name}"] / self.step(name) for name in names]
+            return float(np.dot(found, terms([1.0, *widths])))
+
+        return value
+
     def at(self, count: int) -> Settings:
         """Widths with the first at `count` multiples and the others scaled as it is."""
         main = self.scaled[0]
         out = {main: count * self.multiple}
         for name in self.scaled[1:]:
-            each = MULTIPLE if name == "ffn" else self.multiple
+            each = self.step(name)
             wanted = self.start[name] * out[main] / self.start[main]
             out[name] = max(1, round(wanted / each)) * each
         return self.named(out)
@@ -63,39 +97,18 @@ class Widths:
 
     def solve(self, value: Callable[[Settings], float], target: float) -> Settings:
         """Settings whose `value` is nearest to `target`; it must grow with them."""
-        below = self.last_below(value, target)
-        # The nearer of the two multiples around the target; the fine setting may have to shrink.
-        near = sorted((below, below + 1), key=lambda n: abs(value(self.at(n)) - target))
-        near = [count for count in near if count]
-        if not self.fine:
-            return self.at(near[0])
-        return next(filter(None, (self.refined(n, value, target) for n in near)), self.at(near[0]))
+        below = next(n for n in itertools.count() if value(self.at(n + 1)) > target)
+        fine = f"{self.core}.{self.fine}"
 
-    def last_below(self, value: Callable[[Settings], float], target: float) -> int:
-        """The most multiples whose value is no more than the target, or 0."""
-        start = max(1, round(self.start[self.scaled[0]] / self.multiple))
-        # Most of the cost grows with the square of the width: a first guess, then in longer steps.
-        low = high = max(1, int(start * math.sqrt(target / value(self.at(start)))))
-        step = 1
-        while value(self.at(high)) <= target:
-            low, high, step = high, high + step, 2 * step
-        while low and value(self.at(low)) > target:
-            low, high, step = max(0, low - step), low, 2 * step
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if value(self.at(middle)) <= target else (low, middle)
-        return low
+        def off(settings: Settings) -> float:
+            return abs(value(settings) / target - 1)
 
-    def refined(
-        self, count: int, value: Callable[[Settings], float], target: float
-    ) -> Settings | None:
-        """`at(count)` with the fine setting solved for; None where it would vanish."""
-        settings, name = self.at(count), f"{self.core}.{self.fine}"
-        before = settings.get(name, self.start[self.fine])
-        other = before + 4 * MULTIPLE
-        slope = (value({**settings, name: other}) - value({**settings, name: before})) / (
-            other - before
-        )
-        wanted = before + (target - value({**settings, name: before})) / slope
-        found = round(wanted / MULTIPLE) * MULTIPLE
-        return {**settings, name: found} if found > 0 else None
+        def refined(settings: Settings) -> Settings:
+            if not self.fine:
+                return settings
+            ways = range(MULTIPLE, MULTIPLE * MOST, MULTIPLE)
+            return min(({**settings, fine: width} for width in ways), key=off)
+
+        # The nearer of the multiples around the target; the other, where it is better by 1 %.
+        near = sorted((self.at(n) for n in (below, below + 1) if n), key=off)
+        return min(map(refined, near), key=lambda settings: round(off(settings), 2))

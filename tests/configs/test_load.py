@@ -314,3 +314,50 @@ def test_a_setting_may_be_called_by_a_word_of_python(tmp_path):
     assert load.load(tmp_path / "config.yaml") == config
     assert "--replay.from " in help_text()
     assert "no setting 'replay.from_'; did you mean 'replay.from'" in refused("--replay.from_", "a")
+
+
+def test_a_preset_may_be_a_file(tmp_path):
+    path = tmp_path / "mine.yaml"
+    path.write_text("core: gru\nsize: debug\ngru: {deter: 48}\ntasks: {tmaze: {optim: {lr: 0.5}}}")
+    argv = ["--task", "tmaze_9", "--preset", f"vector_small,{path}"]
+    config = resolve(argv)
+    assert (config.core, config.size, config.gru.deter, config.optim.lr) == (
+        "gru",
+        "debug",
+        48,
+        0.5,
+    )
+    assert config.batch.size == 16  # from vector_small
+    assert "gru.deter" in explicit(argv)
+    assert resolve([*argv[2:], "--task", "gym_X"]).optim.lr == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("gru: {deterr: 48}", "no setting 'gru.deterr'; did you mean 'gru.deter'"),
+        ("- core", "settings were expected"),
+        ("task: tmaze_9", "a preset cannot set task"),
+        ("seed: 3", "a preset cannot set seed"),
+    ],
+)
+def test_a_file_of_a_preset_is_read_strictly(yaml_file, text, problem):
+    message = refused("--preset", str(yaml_file(text)))
+    assert "config.yaml" in message
+    assert problem in message
+
+
+def test_a_preset_that_is_no_file_is_one_line():
+    assert refused("--preset", "absent/a.yaml") == "--preset: there is no file absent/a.yaml"
+
+
+def test_settings_that_have_moved_are_read_from_earlier_files_and_named_on_the_command_line(
+    yaml_file,
+):
+    config = resolve(["--stop.steps", "123", "--stop.updates", "7"])
+    head, _, _ = load.render(config).partition("stop:\n")
+    after = load.render(config).partition("stop:\n")[2]
+    after = after[after.index("model:") :]
+    assert load.load(yaml_file(f"steps: 123\nupdates: 7\n{head}{after}")) == config
+    for old in ("steps", "updates"):
+        assert f"did you mean 'stop.{old}'?" in refused(f"--{old}", "5")
