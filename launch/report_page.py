@@ -12,7 +12,6 @@ from typing import Any
 from agent.scores import lines, source
 from launch import report_plots as drawn
 from launch import report_tables as tables
-from launch import statistics
 from launch.comparison import AXES, Comparison
 from launch.document import Block, Code, Figures, Heading, Items, Table, Text
 from launch.runs import Run
