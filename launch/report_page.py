@@ -141,7 +141,7 @@ def aggregate(comparison: Comparison, plots: Path) -> list[Block]:
             tables.improvement(comparison),
         ]
         shown = [(f"{x} > {y}", *found, styles[x]) for x, y, _, found in pairs]
-        title = "Probability of improvement"
+        title = f"Probability of improvement at equal {AXES[axis]}"
         path = drawn.intervals(shown, title, "P(X > Y)", plots / "improvement.png", middle=0.5)
         figures.append((path, title))
     return [*blocks, Figures(figures)] if figures else blocks

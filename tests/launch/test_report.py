@@ -383,6 +383,40 @@ def test_a_core_has_one_colour_and_its_variants_differ_by_dashes():
     assert alone["s3m"] == styles["s3m"]
 
 
+def test_episodes_without_a_finite_return_are_left_out():
+    run = made("a", 50)
+    run.scores["return"][[9, 49]] = np.nan
+    cell = Comparison([run], "").cells["env_step", CART, "a"]
+    assert cell.final.value == np.mean(np.arange(41, 50))  # a fifth of 48 episodes
+    assert np.isfinite(cell.area.value)
+
+
+def drawn_texts(tmp_path, monkeypatch, runs_, task):
+    """What stands beside the curves of a plot, and the heights of its lines across."""
+    kept = []
+    monkeypatch.setattr(report_plots, "save", lambda figure, path: kept.append(figure))
+    report_plots.learning_curves(Comparison(runs_, ""), "env_step", task, tmp_path / "a.png")
+    axes = kept[0].axes[0]
+    across = [line.get_ydata()[0] for line in axes.lines if len(set(line.get_xdata())) == 2]
+    legend = [text.get_text() for text in axes.get_legend().get_texts()]
+    return [text.get_text() for text in axes.texts], across, legend
+
+
+def test_references_are_drawn_unless_they_would_make_the_curves_flat(tmp_path, monkeypatch):
+    texts, across, _ = drawn_texts(tmp_path, monkeypatch, [made("a", 50, task=MAZE)], MAZE)
+    assert (texts, across) == (["human", "oracle"], [HUMAN, ORACLE])
+    texts, across, _ = drawn_texts(tmp_path, monkeypatch, [made("a", 5, task=MAZE)], MAZE)
+    assert (texts, across) == (["human 26.4 ↑\noracle 34.8 ↑"], [])
+
+
+def test_a_plot_names_how_many_seeds_a_curve_is_of(tmp_path, monkeypatch):
+    some = [made("a", 50), made("a", 30, "failed", seed=1), made("b", 20, "unfinished")]
+    _, _, legend = drawn_texts(tmp_path, monkeypatch, some, CART)
+    assert legend == ["a, 1 of 2 seeds", "b, 0 of 1 seeds", "budget"]
+    _, _, legend = drawn_texts(tmp_path, monkeypatch, some[2:], CART)  # an interim report
+    assert legend == ["b, 1 of 1 seeds", "budget"]
+
+
 # The command
 
 
