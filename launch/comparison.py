@@ -69,10 +69,13 @@ def reference(task: str) -> str:
 
 
 def curve_of(run: Run, axis: str) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """x, y and weights, as in statistics.py; empty where the run has no such axis."""
+    """x, y and weights, as in statistics.py, of episodes with a finite return; empty where the run
+    has no such axis."""
     if axis not in run.scores:
         return np.empty(0), np.empty(0), np.empty(0)
-    return run.scores[axis], run.scores["return"], run.scores["episodes"]
+    finite = np.isfinite(run.scores["return"])
+    x, y, weights = (run.scores[name][finite] for name in (axis, "return", "episodes"))
+    return x, y, weights
 
 
 def evaluated(table: Columns, axis: str, budget: float) -> float:

@@ -12,7 +12,6 @@ from typing import Any
 from agent.scores import lines, source
 from launch import report_plots as drawn
 from launch import report_tables as tables
-from launch import statistics
 from launch.comparison import AXES, Comparison
 from launch.document import Block, Code, Figures, Heading, Items, Table, Text
 from launch.runs import Run
@@ -142,7 +141,7 @@ def aggregate(comparison: Comparison, plots: Path) -> list[Block]:
             tables.improvement(comparison),
         ]
         shown = [(f"{x} > {y}", *found, styles[x]) for x, y, _, found in pairs]
-        title = "Probability of improvement"
+        title = f"Probability of improvement at equal {AXES[axis]}"
         path = drawn.intervals(shown, title, "P(X > Y)", plots / "improvement.png", middle=0.5)
         figures.append((path, title))
     return [*blocks, Figures(figures)] if figures else blocks

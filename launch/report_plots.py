@@ -19,6 +19,7 @@ from launch.comparison import AXES, Comparison, curve_of, reference
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 DASHES: tuple[Any, ...] = ("-", "--", ":", "-.", (0, (6, 1, 1, 1, 1, 1)))
 CELLS = 25  # of a curve
+FAR = 2  # heights of the data beyond which a reference is not drawn to scale
 
 
 def styles(comparison: Comparison) -> dict[str, dict[str, Any]]:
@@ -53,36 +54,39 @@ def legend_below(axes: Axes) -> None:
 
 
 def learning_curves(comparison: Comparison, axis: str, task: str, path: Path) -> Path:
-    """Thick: the mean over finished seeds, with its interval; thin, up to a cross: a run that did
-    not finish; dotted: the budget."""
+    """Thick: the mean over finished seeds, of an interim report over those on their way, with its
+    interval; thin, up to a cross: a run that did not finish; dotted: the budget."""
     axes = (figure := Figure(figsize=(6, 4))).subplots()
     hours = axis == "wall_seconds" and any(run.end.get(axis, 0) > 7200 for run in comparison.runs)
     unit = 3600 if hours else 1
     here = [run for run in comparison.runs if run.task == task]
     longest = max((run.end.get(axis, 0) for run in here), default=0) or 1
     edges = np.linspace(0, longest, CELLS + 1)
+    budget = comparison.budgets.get((axis, task))
+    counted = ("finished", "unfinished") if budget and budget.interim else ("finished",)
     for variant, style in styles(comparison).items():
         curves = []
-        for run in comparison.planned(task, variant):
+        planned = comparison.planned(task, variant)
+        for run in planned:
             x, y, weights = curve_of(run, axis)
             if not len(x):
                 continue
             heights = statistics.curve(x, y, weights, edges)
-            if run.status == "finished":
+            if run.status in counted:
                 curves.append(heights)
                 continue
             axes.plot(edges[1:] / unit, heights, lw=0.8, **style)
             last = np.flatnonzero(np.isfinite(heights))[-1]
             point = (edges[last + 1] / unit, heights[last])
             axes.plot(*point, marker="x", ms=7, mew=2, color=style["color"])
-        if curves:
-            mean, band = statistics.band(np.stack(curves))
-            seeds = f"{len(curves)} seed{'s' if len(curves) > 1 else ''}"
-            axes.plot(edges[1:] / unit, mean, lw=2, label=f"{variant}, {seeds}", **style)
+        # A curve of another program may not have this axis; a missing run has none at all.
+        if any(axis in run.end or not run.end for run in planned):
+            mean, band = statistics.band(np.stack(curves or [np.full(CELLS, np.nan)]))
+            label = f"{variant}, {len(curves)} of {len(planned)} seeds"
+            axes.plot(edges[1:] / unit, mean, lw=2, label=label, **style)
             if band is not None:
                 fill = {"color": style["color"], "alpha": 0.2, "lw": 0}
                 axes.fill_between(edges[1:] / unit, *band, **fill)
-    budget = comparison.budgets.get((axis, task))
     if budget:
         axes.axvline(budget.value / unit, color="grey", lw=1, ls=":", label="budget")
     draw_references(axes, task)
@@ -94,17 +98,25 @@ def learning_curves(comparison: Comparison, axis: str, task: str, path: Path) ->
 
 
 def draw_references(axes: Axes, task: str) -> None:
-    """Lines of others' scores, named at the right end, outside the data."""
+    """Lines of others' scores, named at the right, outside the data. One that would make the curves
+    flat is named at the top or at the bottom, with its score."""
+    low, high = axes.get_ylim()
+    reach = FAR * (high - low)
+    far: dict[float, list[str]] = {}
     for name, score in lines(task).items():
-        axes.axhline(score, color="grey", lw=1, ls=(0, (8, 3)))
-        axes.annotate(
-            name,
-            (1.01, score),
-            xycoords=("axes fraction", "data"),
-            va="center",
-            fontsize="small",
-            color="#555555",
-        )
+        if low - reach < score < high + reach:
+            axes.axhline(score, color="grey", lw=1, ls=(0, (8, 3)))
+            beside(axes, name, score, ("axes fraction", "data"), "center")
+        else:
+            far.setdefault(float(score > high), []).append(f"{name} {score:,g}")
+    for place, names in far.items():
+        mark, side = ("↑", "top") if place else ("↓", "bottom")
+        text = "\n".join(f"{name} {mark}" for name in names)
+        beside(axes, text, place, ("axes fraction", "axes fraction"), side)
+
+
+def beside(axes: Axes, text: str, y: float, coordinates: tuple[str, str], side: str) -> None:
+    axes.annotate(text, (1.01, y), xycoords=coordinates, va=side, fontsize="small", color="#555555")
 
 
 def intervals(
@@ -114,7 +126,10 @@ def intervals(
     path: Path,
     middle: float | None = None,
 ) -> Path:
-    """A row for each estimate: a bar of its interval, a line at its value; no bar, no interval."""
+    """A row for each estimate: a bar of its interval, a line at its value; no bar, no interval.
+
+    middle: of a share, which says nothing.
+    """
     axes = (figure := Figure(figsize=(6, 1.2 + 0.4 * len(rows)))).subplots()
     axes.use_sticky_edges = False  # bars keep off the frame
     for place, (_, value, interval, style) in enumerate(rows):
@@ -124,6 +139,7 @@ def intervals(
         axes.plot([value] * 2, [place - 0.3, place + 0.3], color=style["color"], lw=3)
     if middle is not None:
         axes.axvline(middle, color="grey", lw=1, ls=":")
+        axes.set_xlim(middle - 0.53, middle + 0.53)
     axes.set(title=title, xlabel=label, yticks=range(len(rows)), yticklabels=[r[0] for r in rows])
     axes.invert_yaxis()
     axes.grid(axis="x", alpha=0.3)

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-import submitit
 
 from launch import manifest, slurm, sweep
 from launch.attempt import Attempt, beside, state
 from launch.manifest import Grid
 from launch.slurm import Job, submit
+
+submitit = pytest.importorskip("submitit")
 
 # As much of SLURM as is asked for: `sacct` answers what lies in a file.
 COMMANDS = {
