@@ -91,7 +91,9 @@ class Update(nn.Module):
         count = self.starts(length)
         trajectory = imagine(self.world, self.actor, self.policy, start, noise, dynamics, count)
         imagined, first_return, metrics = self.imagination_losses(trajectory)
-        losses["repval"] = self.replay_value_loss(batch, start, first_return.view(rows, count))
+        if self.config.loss.repval:
+            boot = first_return.view(rows, count)
+            losses["repval"] = self.replay_value_loss(batch, start, boot)
         means = {key: value.mean() for key, value in {**losses, **imagined}.items()}
         scales = self.scales(means)
         total = sum(scales[key] * value for key, value in means.items())

@@ -96,6 +96,12 @@ def test_policy_and_imagined_value_losses_do_not_move_the_world_model(tiny):
         assert {"actor", "critic"} <= moved
 
 
+def test_a_replayed_value_loss_that_does_not_count_is_not_computed(tiny):
+    _, with_it = loss_of(make(tiny()))
+    _, without = loss_of(make(tiny("--loss.repval", "0")))
+    assert set(with_it) - set(without) == {"loss/repval"}
+
+
 SWITCHES = {
     "loss.dyn": 2.0,
     "loss.rep": 2.0,
