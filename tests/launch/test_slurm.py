@@ -9,8 +9,9 @@ import psutil
 import pytest
 
 from launch import manifest, slurm, sweep
-from launch.attempt import Attempt, beside, state
+from launch.attempt import TRAINER, Attempt, beside, state
 from launch.manifest import Grid
+from launch.runs import unpack
 from launch.slurm import Job, submit
 
 submitit = pytest.importorskip("submitit")
@@ -42,7 +43,7 @@ def cluster(tmp_path, monkeypatch):
 
 
 def wait_for(what):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 120
     while not what():
         assert time.monotonic() < deadline
         time.sleep(0.02)
@@ -259,6 +260,28 @@ def test_without_slurm_or_submitit_a_line_says_so(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", None)
     with pytest.raises(ValueError, match=r"pip install -e '\.\[launch\]'"):
         submit(out, runs, [], {})
+
+
+@pytest.mark.slow
+def test_a_preempted_run_of_agent_train_is_resumed_by_its_next_job(tmp_path):
+    out = tmp_path / "sweep"
+    settings = ["size=debug", "precision=float32", "device=cpu", "batch.size=2", "env.count=2"]
+    settings += ["batch.length=16", "behaviour.horizon=3", "loop.train_ratio=8", "log.every=0.2"]
+    settings += ["log.media_every=0", "env.processes=yes", "stop.steps=600"]
+    asked = Grid(["bsuite_memory_len_5"], ["gru"], [0], None, settings)
+    (entry,) = manifest.update(out, asked, sweep.matching, False)
+    (job,) = submit(out, [entry], TRAINER, {"timeout_min": 600}, cluster="local")
+    rows = out / entry["logdir"] / "metrics.jsonl"
+    wait_for(lambda: rows.exists() and '"loss/total"' in rows.read_text())
+    (task,) = tasks(job)
+    for process in [*task.children(recursive=True), task]:  # as SLURM does
+        process.send_signal(signal.SIGUSR2)
+    assert job.result() == "finished"
+    log = beside(out, entry, ".log").read_text()
+    assert log.count("stopped by SIGTERM") == log.count("resuming") == 1
+    run = unpack(out / "raw" / f"{entry['name']}.json")
+    assert (run.status, run.reason) == ("finished", "by stop.steps")
+    assert 600 <= run.end["agent_step"] < 610
 
 
 # Rank 0 trains; the other waits until it is told to end.

@@ -179,6 +179,18 @@ def test_a_run_that_ends_unfinished_is_not_begun_again_in_this_sitting(tmp_path,
     assert "stopped: tmaze_5-gru-s0" in output.splitlines()
 
 
+def test_a_run_that_was_stopped_before_it_could_save_is_no_failure(tmp_path, begin, trainer):
+    out = tmp_path / "sweep"
+    Path(trainer[1]).write_text("import time; print('ready', flush=True); time.sleep(60)")
+    process = begin(*grid(out, seeds="1"))
+    log = out / "runs" / "tmaze_5-gru-s0.log"
+    wait_for(lambda: log.exists() and "ready\n" in log.read_text())
+    process.terminate()
+    assert "tmaze_5-gru-s0: stopped" in process.communicate(timeout=30)[0]
+    assert process.returncode == 0
+    assert not list(out.glob("runs/*.failed"))
+
+
 def test_as_many_at_a_time_as_jobs_each_with_its_gpu_and_threads(tmp_path, alone):
     out = tmp_path / "sweep"
     words = grid(out, "--jobs", "3", "--gpus", "4", "6", "--threads", "2", steps=40)

@@ -89,6 +89,7 @@ def test_more_at_a_time_are_done_sooner_but_not_before_the_longest(runs):
     both = [row(runs[0], "running", 50, 0.5, 50), row(runs[1], "running", 50, 0.5, 50)]
     assert status.eta([*both, row(runs[2], "missing")]) == 100
     assert status.eta([*both, *[row(runs[2], "missing")] * 2]) == 150
+    assert status.eta([both[0], row(runs[1], "running", 100, 0.2, 400)]) == 400
     assert status.eta([row(runs[0], "missing")]) is None
     assert status.eta([row(runs[0], "finished", 100, 1.0, 0.0), row(runs[1], "missing")]) is None
 
