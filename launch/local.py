@@ -129,7 +129,7 @@ class Local:
         if isinstance(place, Other):
             self.queue.appendleft(entry)
             return
-        if status and running(folder(self.sweep, entry)):
+        if status and not self.notice and running(folder(self.sweep, entry)):
             # Somebody has begun it by hand: that is no failure, and waited for in its turn.
             self.tries[name] -= 1
             self.queue.appendleft(entry)

@@ -33,25 +33,43 @@ def row(sweep: Path, entry: Entry) -> dict[str, Any]:
     """What is known of one run. `seconds`: how long it has trained; `left`: how long it will."""
     found: dict[str, Any] = {"entry": entry, "state": state(sweep, entry), "why": ""}
     found |= dict.fromkeys(("share", "step", "score", "seconds", "left"))
-    if packed(sweep, entry).exists():
-        run = unpack(packed(sweep, entry))
-        scores = run.scores.get("return", ())[-SCORES:]
-        found["share"], found["step"] = 1.0, run.end["agent_step"]
-        found["score"] = statistics.fmean(scores) if len(scores) else None
-        found["seconds"], found["left"] = run.end["wall_seconds"], 0.0
+    try:
+        found |= (
+            of_packed(sweep, entry) if packed(sweep, entry).exists() else of_folder(sweep, entry)
+        )
+    except ValueError as error:  # a file that cannot be read is told, and hides no other run
+        found["why"] = str(error)
+    if found["state"] == "running":
         return found
-    if found["state"] == "missing":
-        found["state"] = "queued" if beside(sweep, entry, ".job").exists() else "missing"
-    if (folder(sweep, entry) / "config.yaml").exists():
-        with quiet():
-            seen = look(folder(sweep, entry))
-        found["share"], found["step"] = min(1.0, seen["share"]), seen["agent_step"]
-        found["score"], found["seconds"] = seen["return"], seen["wall_seconds"]
-        if found["state"] == "running":
-            found["left"] = seen["eta_seconds"]
+    if found["state"] != "finished":
+        found["left"] = None
+    if found["state"] == "missing" and beside(sweep, entry, ".job").exists():
+        found["state"] = "queued"
     if found["state"] == "failed":
         found["why"] = reason(sweep, entry)
     return found
+
+
+def of_packed(sweep: Path, entry: Entry) -> dict[str, Any]:
+    run = unpack(packed(sweep, entry))
+    scores = run.scores.get("return", ())[-SCORES:]
+    return {
+        "share": 1.0,
+        "step": run.end["agent_step"],
+        "score": statistics.fmean(scores) if len(scores) else None,
+        "seconds": run.end["wall_seconds"],
+        "left": 0.0,
+    }
+
+
+def of_folder(sweep: Path, entry: Entry) -> dict[str, Any]:
+    if not (folder(sweep, entry) / "config.yaml").exists():
+        return {}
+    with quiet():
+        seen = look(folder(sweep, entry))
+    names = {"step": "agent_step", "score": "return", "seconds": "wall_seconds"}
+    found = {name: seen[key] for name, key in {**names, "left": "eta_seconds"}.items()}
+    return {**found, "share": min(1.0, seen["share"])}
 
 
 def reason(sweep: Path, entry: Entry) -> str:

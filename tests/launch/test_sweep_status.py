@@ -81,6 +81,16 @@ def test_what_is_packed_needs_no_folder(tmp_path, runs, capsys):
     assert " ".join(lines[7]) == "6 of 6 runs finished"
 
 
+def test_a_file_that_cannot_be_read_is_told_and_hides_no_other_run(tmp_path, runs, capsys):
+    finished(tmp_path, runs[0], 100.0, 0.75)
+    (tmp_path / "raw" / f"{runs[0]['name']}.json").write_text("{")
+    (begun(tmp_path, runs[1], 400, 80.0) / "config.yaml").write_text("sise: 1m")
+    lines = [" ".join(line) for line in shown(tmp_path, capsys)]
+    assert lines[1:3] == ["tmaze_5 gru 0 finished", "tmaze_5 gru 1 stopped"]
+    assert "is no packed run" in lines[8]
+    assert "sise" in lines[9]
+
+
 def row(entry, state, seconds=None, share=None, left=None):
     return {"entry": entry, "state": state, "seconds": seconds, "share": share, "left": left}
 
