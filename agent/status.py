@@ -46,18 +46,22 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines[size > TAIL : -1] if line]
 
 
-def running(folder: Path) -> bool:
-    """Whether a process holds the run's lock."""
-    lock = folder / "lock"
-    if not lock.exists():
+def held(file: Path) -> bool:
+    """Whether a process holds the lock that is this file."""
+    if not file.exists():
         return False
-    with lock.open("rb") as file:
+    with file.open("rb") as lock:
         try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
             return True
-        fcntl.flock(file, fcntl.LOCK_UN)
+        fcntl.flock(lock, fcntl.LOCK_UN)
     return False
+
+
+def running(folder: Path) -> bool:
+    """Whether a process trains in `folder`."""
+    return held(folder / "lock")
 
 
 def trend(scores: list[float]) -> str:
