@@ -30,6 +30,7 @@ from configs import load as configs
 from configs.load import ConfigError
 from configs.schema import Config
 from launch.cost import Cost, cost, part_parameters, spaces, update_flops
+from launch.manifest import text
 from launch.solve import Settings, Widths
 from worldmodels.cores import CORES
 
@@ -38,11 +39,6 @@ MATCHES = (*MEASURES, "seconds")
 PARTS = ("sequence", "total")
 TOLERANCE = 0.02
 RATIO = "loop.train_ratio"
-
-
-def text(value: Any) -> str:
-    """A setting as it is typed."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def short(value: float) -> float:

@@ -69,6 +69,7 @@ def name(task: str, variant: str, seed: int) -> str:
 
 
 def text(value: Any) -> str:
+    """A setting as it is typed."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
