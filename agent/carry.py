@@ -49,11 +49,11 @@ class Packing:
     def pack(self, carry: Carry) -> list[bytes]:
         """Rows of a carry (n, ...), with one copy from the device."""
         parts: list[Tensor] = []
-        tree_map(
-            lambda leaf, like: parts.append(leaf.to(like.dtype).flatten(1).view(torch.int32)),
-            carry,
-            self.like,
-        )
+
+        def put(like: Tensor, leaf: Tensor) -> None:
+            parts.append(leaf.to(like.dtype).reshape(len(leaf), -1).view(torch.int32))
+
+        tree_map(put, self.like, carry)  # in the order of `like`: that of a carry may be another
         return [row.tobytes() for row in torch.cat(parts, 1).cpu().numpy()]
 
     def unpack(self, rows: list[bytes]) -> Carry:
