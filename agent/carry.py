@@ -137,19 +137,21 @@ class Stored(Fresh):
 class Streamed(Fresh):
     def __init__(self, world: WorldModel):
         super().__init__()
-        self.device = world.bins.device
-        self.carry: Carry | None = None
+        self.world = world
+        self.carry: Carry | None = None  # of the rows of the last batch, if that was finite
         self.ends: Windows = []  # what lies ahead of these steps
         self.since: list[int] = []  # windows trained on since the row began or jumped
 
     def ahead(self, windows: Windows) -> dict[str, Any]:
-        if self.carry is None:
-            self.since = [0] * len(windows)
-            return {}
-        known = [window == end for window, end in zip(windows, self.ends, strict=True)]
-        self.since = [n * goes_on for n, goes_on in zip(self.since, known, strict=True)]
+        known, carry = [False] * len(windows), self.carry
+        if carry is None:  # a batch has the same tensors always: compiled code is for these
+            carry = tree_map(Tensor.detach, self.world.initial(len(windows)))
+        else:
+            known = [window == end for window, end in zip(windows, self.ends, strict=True)]
+        before = self.since or [0] * len(windows)
+        self.since = [n * goes_on for n, goes_on in zip(before, known, strict=True)]
         self.carried.append(float(np.mean(known)))
-        return {"carry": self.carry, "carried": torch.tensor(known, device=self.device)}
+        return {"carry": carry, "carried": torch.tensor(known, device=self.world.bins.device)}
 
     def after(self, windows: Windows, length: int, carry: Carry | None, update: int) -> None:
         self.carry = carry
@@ -162,7 +164,7 @@ class Streamed(Fresh):
 
     def restore(self, state: Any) -> None:
         carry = state["carry"]
-        self.carry = carry and tree_map(lambda leaf: leaf.to(self.device), carry)
+        self.carry = carry and tree_map(lambda leaf: leaf.to(self.world.bins.device), carry)
         self.ends = [(stream, step) for stream, step in state["ends"]]
         self.since = list(state["since"])
 
