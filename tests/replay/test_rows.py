@@ -2,6 +2,7 @@
 
 import pickle
 import threading
+import time
 
 import pytest
 import torch
@@ -45,6 +46,7 @@ def test_places_to_jump_to_are_uniform_over_what_is_stored(counter):
     starts = torch.tensor([rows.draw(300, 30, (0, 0)).positions for _ in range(5)])[:, :, 1]
     assert starts[0].bincount(minlength=11).min() > 10
     assert starts.unique().tolist() == list(range(11))
+    assert replay.next_fresh == [0]  # none of them is a fresh window
 
 
 def test_a_row_whose_window_was_evicted_jumps(counter):
@@ -63,13 +65,18 @@ def test_a_row_whose_window_was_evicted_jumps(counter):
 def test_a_loader_draws_the_rows_in_order_and_resumes_them(counter, exact):
     replay = counter.make(capacity=400)
     counter.fill(replay, 300)
-    loader = Loader(replay, 6, 10, (0, 0), CPU, depth=2, exact=exact, rows=Rows(replay))
-    before = None
+    rows, before, draw = Rows(replay), None, Rows.draw
+
+    def slow(*args):  # a second thread would overtake every other draw
+        time.sleep(0.01 * (args[2][-1] % 2))
+        return draw(rows, *args)
+
+    rows.draw = slow
+    loader = Loader(replay, 6, 10, (0, 0), CPU, depth=2, exact=exact, rows=rows)
     for update in range(20):
         loader.next(update)
-        if before:
-            held = [pair for pair in before if pair[1] + 20 <= 300]
-            assert all((s, n + 10) in loader.drawn for s, n in held)
+        for row, (stream, start) in enumerate(before or ()):
+            assert loader.drawn[row] == (stream, start + 10) or start + 20 > 300
         before = loader.drawn
     state = pickle.loads(pickle.dumps(loader.state()))
     expected = [(loader.next(update), loader.drawn)[1] for update in range(20, 40)]

@@ -149,6 +149,19 @@ def test_slots_are_used_again(tmp_path):
     assert states.used <= 8
 
 
+def test_a_state_is_good_until_it_is_collected(tmp_path):
+    states = begun(tmp_path / "states")
+    for update in range(1, 4):
+        states.put(0, 8, update, packed(0, 8, update))
+    kept = states.state()
+    for update in range(4, 20):
+        states.put(0, 8, update, packed(0, 8, update))
+        states.put(0, 12, update, packed(0, 12, update))
+    states.restore(kept)
+    assert states.get(0, 8) == (3, packed(0, 8, 3))
+    assert states.get(0, 12) == (0, packed(0, 12, 0))
+
+
 def damage(path, how):
     data = bytearray(path.read_bytes())
     if how == "bits":
