@@ -206,9 +206,9 @@ def rows(folder):
 def test_every_start_resumes_bit_for_bit(tmp_path, core, mode):
     """Also after steps and their states were evicted, and states refreshed and written over."""
     flags = ("--core", core, "--replay.start", mode, "--replay.capacity", "128")
-    whole = ran(tmp_path / "whole", *flags, "--steps", "160")
+    whole = ran(tmp_path / "whole", *flags, "--stop.steps", "160")
     for steps in ("90", "160"):
-        parts = ran(tmp_path / "parts", *flags, "--steps", steps)
+        parts = ran(tmp_path / "parts", *flags, "--stop.steps", steps)
     assert whole["learner"]["updates"] == parts["learner"]["updates"] > 15
     for key, value in whole["learner"]["model"].items():
         assert torch.equal(value, parts["learner"]["model"][key]), key
@@ -220,7 +220,7 @@ def runs(tmp_path_factory):
     """Folders of a run of each start."""
     folder = tmp_path_factory.mktemp("runs")
     for mode in MODES:
-        ran(folder / mode, "--core", "s3m", "--replay.start", mode, "--steps", "150")
+        ran(folder / mode, "--core", "s3m", "--replay.start", mode, "--stop.steps", "150")
     return {mode: folder / mode for mode in MODES}
 
 
@@ -257,7 +257,7 @@ def test_a_run_whose_states_are_damaged_goes_on_from_the_initial_state(runs, tmp
     shutil.copytree(runs["stored"], tmp_path / "run")
     states = tmp_path / "run" / "replay" / "states"
     states.write_bytes(bytes(byte ^ 1 for byte in states.read_bytes()))
-    ran(tmp_path / "run", "--core", "s3m", "--replay.start", "stored", "--steps", "180")
+    ran(tmp_path / "run", "--core", "s3m", "--replay.start", "stored", "--stop.steps", "180")
     last = rows(tmp_path / "run")[-1]
     assert last["replay/states_damaged"] > 0
     assert np.isfinite(last["loss/total"])
@@ -266,14 +266,14 @@ def test_a_run_whose_states_are_damaged_goes_on_from_the_initial_state(runs, tmp
 def test_offline_states_come_from_training(runs, tmp_path):
     flags = ("--core", "s3m", "--replay.start", "stored", "--replay.from", str(runs["zero"]))
     settings = [word for word in SMALL if word not in ("--loop.mode", "lockstep")]
-    settings += ["--loop.mode", "offline", "--updates", "40", "--logdir", str(tmp_path)]
+    settings += ["--loop.mode", "offline", "--stop.updates", "40", "--logdir", str(tmp_path)]
     assert train([*settings, *flags]) == 0
     assert len(versions(tmp_path)) > 3
 
 
 # -- how wrong they are -------------------------------------------------------------------------
 
-EXACT = ("--optim.lr", "1e-30", "--model.groups", "1", "--model.classes", "1", "--steps", "150")
+EXACT = ("--optim.lr", "1e-30", "--model.groups", "1", "--model.classes", "1", "--stop.steps", "150")
 
 
 @pytest.mark.parametrize(("core", "mode"), MEASURED)
