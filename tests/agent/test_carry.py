@@ -273,7 +273,16 @@ def test_offline_states_come_from_training(runs, tmp_path):
 
 # -- how wrong they are -------------------------------------------------------------------------
 
-EXACT = ("--optim.lr", "1e-30", "--model.groups", "1", "--model.classes", "1", "--stop.steps", "150")
+EXACT = (
+    "--optim.lr",
+    "1e-30",
+    "--model.groups",
+    "1",
+    "--model.classes",
+    "1",
+    "--stop.steps",
+    "150",
+)
 
 
 @pytest.mark.parametrize(("core", "mode"), MEASURED)
