@@ -10,12 +10,7 @@ from torch import Tensor
 
 from agent import seeding
 from agent.update import Update
-
-
-def tree_map(function: Any, tree: Any) -> Any:
-    if isinstance(tree, dict):
-        return {key: tree_map(function, value) for key, value in tree.items()}
-    return function(tree)
+from worldmodels.world_model import tree_map
 
 
 class Actor:

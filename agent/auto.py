@@ -62,7 +62,7 @@ def dry_update(update: Update, batch: dict[str, Tensor], precision: str) -> None
     random = seeding.generator(0, "dry", 0, learner.device)
     update.eval()
     with learner.autocast():
-        loss, _ = update(batch, update.noise(rows, length, random))
+        loss, *_ = update(batch, update.noise(rows, length, random))
     loss.backward()
     if learner.device.type == "cuda":
         torch.cuda.synchronize()

@@ -15,6 +15,7 @@ from torch import Tensor
 from agent import seeding
 from agent.optim import LaProp
 from agent.update import Update
+from worldmodels.world_model import Carry
 
 log = logging.getLogger("agent")
 
@@ -53,7 +54,7 @@ class Compiled:
         self.plain, self.compiled = update, torch.compile(update, dynamic=False)
         self.called = False
 
-    def __call__(self, *args: Any) -> tuple[Tensor, dict[str, Tensor]]:
+    def __call__(self, *args: Any) -> tuple[Tensor, dict[str, Tensor], Carry]:
         if self.called:
             return self.compiled(*args)
         self.called = True
@@ -87,6 +88,7 @@ class Learner:
         self.seed, self.precision = seed, precision
         self.keep = keep or (lambda update, batch: "its batch is not kept")
         self.updates = self.skipped = 0
+        self.carry: Carry | None = None  # after the last step of the batch; None: not finite
         self.unchecked: tuple[int, Tensor, dict[str, Tensor], dict[str, Any]] | None = None
 
     def autocast(self) -> Any:
@@ -110,7 +112,7 @@ class Learner:
         skip = self.update.config.optim.nonfinite == "skip"
         before = self.update.return_range.clone() if skip else None  # the forward moves it
         with self.autocast():
-            loss, metrics = self.forward(batch, noise)
+            loss, metrics, self.carry = self.forward(batch, noise)
         loss.backward()
         if skip:
             fault = self.fault(self.optimizer.norms(), metrics)
@@ -144,6 +146,7 @@ class Learner:
     ) -> dict[str, Tensor]:
         """Go on as if this update had not been, but for its number."""
         self.optimizer.clear()
+        self.carry = None
         self.updates += 1
         self.skipped += 1
         where = self.keep(self.updates, batch)

@@ -22,6 +22,7 @@ import torch
 from agent import limits, media, seeding
 from agent.actor import Actor
 from agent.ages import norm_by_age
+from agent.carry import make_carry
 from agent.checkpoint import Checkpoints
 from agent.evaluator import Evaluator
 from agent.learner import Learner
@@ -66,6 +67,7 @@ class Loop:
         self.replay, self.loader, self.logger = replay, loader, logger
         self.terminal, self.checkpoints, self.evaluator = terminal, checkpoints, evaluator
         self.flops_per_update = flops_per_update
+        self.carry = make_carry(config, replay, learner.update.world)
         self.agent_step = 0
         self.correction = 0  # simulator steps received, less `repeat` for every action of theirs
         self.fill = config.loop.fill or config.batch.size * config.batch.length
@@ -134,9 +136,10 @@ class Loop:
     def tick(self) -> None:
         """One step of the slots that are due, into the replay."""
         ids, obs = self.pool.recv()
+        states = self.carry.before(obs, ids, self.actor, self.due() - self.staleness)
         action = self.actor.act(ids, obs)
         self.pool.send(ids, action)
-        self.replay.add(ids, {**obs, "action": action})
+        self.replay.add(ids, {**obs, "action": action}, states)
         self.agent_step += int((~obs["is_last"]).sum())
         self.correction += self.beyond(obs)
         self.returns[ids] += obs["reward"]
@@ -183,7 +186,11 @@ class Loop:
         return self.over
 
     def train(self) -> None:
-        self.window.append(self.learner.train(self.loader.next(self.learner.updates)))
+        number = self.learner.updates
+        batch = self.loader.next(number)
+        windows = self.loader.drawn
+        self.window.append(self.learner.train({**batch, **self.carry.ahead(windows)}))
+        self.carry.after(windows, self.config.batch.length, self.learner.carry, number)
 
     # -- what is seen -----------------------------------------------------------------------
 
@@ -269,6 +276,7 @@ class Loop:
         metrics["optim/skipped"] = self.learner.skipped
         metrics.update(self.usage.measure())
         metrics.update({f"replay/{key}": value for key, value in self.replay.stats().items()})
+        metrics.update(self.carry.stats())
         if self.evaluator:
             metrics.update(self.evaluator.stats())
         if self.recent:
@@ -356,6 +364,7 @@ class Loop:
             "pool": self.pool.state(),
             "replay": self.replay.state(),
             "loader": self.loader.state(),
+            "carry": self.carry.state(),
             "logger": self.logger.state(),
             "flops_per_update": self.flops_per_update,
         }
@@ -381,6 +390,7 @@ class Loop:
         self.actor.restore(run["actor"])
         self.replay.restore(run["replay"])
         self.loader.restore(run["loader"])
+        self.carry.restore(run.get("carry"))
         self.logger.restore(run["logger"])
         self.pool.restore(run["pool"])
         self.rate_mark = (time.monotonic(), self.agent_step, self.learner.updates)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agent.actor import tree_map
 from agent.update import Update
+from worldmodels.world_model import tree_map
 
 HORIZONS = (1, 5, 15, 45)
 ROWS = 16

@@ -19,6 +19,7 @@ from filelock import FileLock, Timeout
 
 from agent import auto, limits
 from agent.actor import Actor
+from agent.carry import Packing, spacing
 from agent.checkpoint import Checkpoints
 from agent.episodes import EpisodeTable, bsuite_file
 from agent.evaluator import Evaluator
@@ -38,6 +39,7 @@ from envs.pool import EnvPool
 from replay.budget import fit_capacity
 from replay.loader import Loader
 from replay.replay import Replay
+from replay.rows import Rows
 
 log = logging.getLogger("agent")
 
@@ -240,18 +242,22 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
             seed_everything(config.seed)
         device = torch.device(config.device)
         update = Update(config, pool.obs_space, pool.act_space).to(device)
-        spec = fields(pool)
+        spec, state_bytes = fields(pool), 0
+        if config.replay.start == "stored":
+            state_bytes = Packing(update.world).bytes
+            try:
+                every = spacing(config, update.world.core.segment)
+            except ValueError as error:
+                raise RunError(str(error)) from None
+            config = configs.replace_flat(config, {"replay.state_every": every})
         if not published:
             config = note(auto.choose_precision(config, update))
             explicit = "replay.capacity" in given
             try:
                 capacity, message = fit_capacity(
-                    folder,
-                    spec,
-                    config.replay.capacity,
-                    explicit,
-                    0 if offline else config.stop.steps,
-                )
+                    folder, spec, config.replay.capacity, explicit,
+                    0 if offline else config.stop.steps, state_bytes, config.replay.state_every,
+                )  # fmt: skip
             except ValueError as error:
                 raise RunError(str(error)) from None
             reasons.append(message)
@@ -271,6 +277,8 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
                 int(config.replay.disk_gb * 1e9) or None,
                 online=config.replay.online,
                 source=Path(config.replay.from_) if config.replay.from_ else None,
+                state_bytes=state_bytes,
+                state_every=config.replay.state_every,
             )
         except ValueError as error:
             raise RunError(f"--replay.from: {error}") from None
@@ -286,6 +294,7 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
             depth=2 if overlapped else 1,
             exact=not overlapped,
             plan=update.world.core.plan,
+            rows=Rows(replay) if config.replay.start == "stream" else None,
         )
         parts = Checkpoints.load(published[-1]) if published else None
         flops = 0 if parts else auto.count_flops(update, batch.size, batch.length)

@@ -19,7 +19,7 @@ from agent.returns import lambda_return, percentile_range
 from configs.schema import Config
 from worldmodels.dists import BINS, twohot_losses, twohot_mean
 from worldmodels.heads import FeatureHead
-from worldmodels.world_model import WorldModel
+from worldmodels.world_model import Carry, WorldModel, tree_map
 
 POLICY_OUTSCALE = 0.01
 
@@ -75,17 +75,29 @@ class Update(nn.Module):
     def value(self, logits: Tensor) -> Tensor:
         return twohot_mean(logits, self.world.bins)
 
+    def carry(self, batch: dict[str, Any]) -> Carry:
+        """Carry ahead of the rows: that in `batch["carry"]` where `batch["carried"]` (B,), else
+        the initial one."""
+        fresh = self.world.initial(len(batch["reward"]), batch["age"][:, 0])
+        if "carry" not in batch:
+            return fresh
+
+        def choose(kept: Tensor, new: Tensor) -> Tensor:
+            return torch.where(batch["carried"].view(-1, *[1] * (new.dim() - 1)), kept, new)
+
+        return tree_map(choose, batch["carry"], fresh)
+
     def forward(
         self, batch: dict[str, Any], noise: dict[str, Tensor]
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """Total loss () and metrics, detached scalars on the batch's device.
+    ) -> tuple[Tensor, dict[str, Tensor], Carry]:
+        """Total loss (), metrics, detached scalars on the batch's device, and the carry after the
+        last step, detached.
 
-        batch: what the replay holds, (B, T, ...) each, and `plan`, if the loader made one; noise:
-        from `noise`.
+        batch: what the replay holds, (B, T, ...) each, `plan`, if the loader made one, and what
+        `carry` reads, where rows go on from a state; noise: from `noise`.
         """
         batch = {**batch, "action": self.policy.encode(batch["action"])}
-        carry = self.world.initial(len(batch["reward"]), batch["age"][:, 0])
-        losses, start = self.world.losses(batch, carry, noise["post"])
+        losses, start = self.world.losses(batch, self.carry(batch), noise["post"])
         dynamics = self.config.behaviour.actor_grad == "dynamics"
         rows, length = batch["reward"].shape
         count = self.starts(length)
@@ -100,7 +112,8 @@ class Update(nn.Module):
         metrics.update({f"loss/{key}": value for key, value in means.items()})
         metrics.update(self.latent_metrics(batch, start))
         metrics["loss/total"] = total
-        return total, {key: value.detach() for key, value in metrics.items()}
+        after = tree_map(torch.Tensor.detach, start["carry"])
+        return total, {key: value.detach() for key, value in metrics.items()}, after
 
     def scales(self, losses: dict[str, Tensor]) -> dict[str, float]:
         loss = self.config.loss

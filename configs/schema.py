@@ -43,7 +43,17 @@ class ReplayConfig:
     ram_gb: float = setting(1.0, "RAM for decoded blocks, GB")
     disk_gb: float = setting(0.0, "disk budget, GB; 0: what is free, less a reserve")
     from_: str = setting("", "folder of another run or replay, sampled beside one's own, unchanged")
-    online: bool = setting(True, "fresh windows are trained on once before uniform sampling")
+    online: bool = setting(
+        True, "fresh windows are trained on once before uniform sampling; start stream: never"
+    )
+    start: Literal["zero", "stored", "stream"] = setting(
+        "zero",
+        "state a row starts from: the initial one; one kept every state_every steps, refreshed by "
+        "training; or that of the row before it, each row following a stream (truncated BPTT)",
+    )
+    state_every: int = setting(
+        0, "start stored: steps of an episode between states and between windows; 0: batch.length"
+    )
 
 
 @dataclass(frozen=True)

@@ -103,8 +103,8 @@ def one(args: argparse.Namespace, task: Task, core: str, seed: int) -> list[dict
         "loss": spent.loss,
         "gap": check_against_step(probe, next(pieces(lengths[0]))),
     }
-    segment = getattr(probe.core, "segment", 0)
-    if args.drift and segment:
+    segment = probe.core.segment
+    if args.drift and "memory" in probe.core.initial(1):
         steps = segment * args.drift + 2  # the last step of a test row is a piece of its own
         cut = task.test(np.random.default_rng([TEST, 0]), args.rows, steps, segment)
         common["drift"] = [step._asdict() for step in drift(probe, cut, segment)]

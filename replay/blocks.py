@@ -271,6 +271,13 @@ class Segments:
             )
         return self.layout.decode(payload)
 
+    def read_plain(self, block: int) -> np.ndarray:
+        """The plain fields (32,) of a block, not checked. Raises ValueError when it is gone."""
+        path, offset, _ = self.place(block)
+        with path.open("rb", buffering=0) as file:
+            size = BLOCK * self.layout.plain.itemsize
+            return self.layout.decode_plain(os.pread(file.fileno(), size, offset + HEADER.size))
+
     def flush(self) -> None:
         if self.writing is not None:
             os.fsync(self.writing)

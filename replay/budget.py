@@ -8,11 +8,14 @@ from pathlib import Path
 import numpy as np
 
 from replay.blocks import Fields, Layout
+from replay.states import slot_bytes
 
 # zstd on frames of a maze seen by a trained agent; most other images compress better.
 IMAGE_RATIO = 3.4
 # Left free for checkpoints and logs: bytes, or a share of what is free where that is more.
 RESERVE_BYTES, RESERVE_SHARE = 2e9, 0.05
+# A state that is refreshed exists twice as long as a checkpoint refers to what it was.
+STATE_VERSIONS = 2
 FEWEST = 10_000  # steps; with less than this nothing is learned
 
 
@@ -24,9 +27,16 @@ def bytes_per_step(fields: Fields) -> float:
 
 
 def fit_capacity(
-    folder: Path, fields: Fields, capacity: int, explicit: bool, steps: int
+    folder: Path,
+    fields: Fields,
+    capacity: int,
+    explicit: bool,
+    steps: int,
+    state_bytes: int = 0,
+    state_every: int = 1,
 ) -> tuple[int, str]:
-    """The capacity to use and a line that explains it, for a run of `steps` decisions.
+    """The capacity to use and a line that explains it, for a run of `steps` decisions that keeps
+    states of `state_bytes` every `state_every` steps.
 
     The default capacity shrinks to what fits on the disk of `folder`, which must exist. Raises
     ValueError when a capacity that the user gave (`explicit`) cannot be met, or when hardly
@@ -35,6 +45,8 @@ def fit_capacity(
     free = shutil.disk_usage(folder).free
     usable = max(0, int(free - max(RESERVE_BYTES, RESERVE_SHARE * free)))
     each = bytes_per_step(fields)
+    if state_bytes:
+        each += STATE_VERSIONS * slot_bytes(state_bytes) / state_every
     # Episodes add one step each to the decisions that are counted; 10 % is ample.
     wanted = min(capacity, int(steps * 1.1) + 1000)
     fitting = int(usable / each)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from replay.replay import Draw, Replay
+from replay.rows import Rows
 
 
 class Loader:
@@ -33,17 +34,21 @@ class Loader:
         depth: int = 1,
         exact: bool = True,
         plan: Callable[[np.ndarray, np.ndarray], Any] | None = None,
+        rows: Rows | None = None,
     ):
         """`key` (seed, rank) and the number of the update decide what is drawn.
 
         `plan(is_first, age)`, both (B, T), is laid beside a batch as its `plan`, on no device.
 
         exact: draw within `next`, from what is stored then; otherwise a thread draws, and `next`
-        only waits for a batch that is not ready.
+        only waits for a batch that is not ready. rows: what draws, if not the replay itself.
         """
         self.replay, self.batch, self.length, self.key = replay, batch, length, key
         self.device, self.depth, self.exact, self.plan = device, depth, exact, plan
-        self.threads = ThreadPoolExecutor(threads, "replay")
+        self.rows = rows
+        self.drawn: list[tuple[int, int]] = []  # (stream, start) of the batch that `next` gave
+        # Rows that follow their streams are drawn in order: by one thread.
+        self.threads = ThreadPoolExecutor(1 if rows and not exact else threads, "replay")
         self.waiting: deque[tuple[int, Future[tuple[Draw, dict[str, Any]]]]] = deque()
 
     def next(self, update: int) -> dict[str, Any]:
@@ -52,7 +57,8 @@ class Loader:
             self.begin(update + len(self.waiting))
         number, future = self.waiting.popleft()
         assert number == update, f"batch {number} is next, not {update}"
-        _, batch = future.result()
+        draw, batch = future.result()
+        self.drawn = draw.positions
         return {
             key: value.to(self.device, non_blocking=True) if isinstance(value, Tensor) else value
             for key, value in batch.items()
@@ -67,7 +73,7 @@ class Loader:
         self.waiting.append((update, future))
 
     def draw(self, key: tuple[int, ...]) -> Draw:
-        return self.replay.draw(self.batch, self.length, key)
+        return (self.rows or self.replay).draw(self.batch, self.length, key)
 
     def read(self, draw: Draw) -> tuple[Draw, dict[str, Any]]:
         arrays = self.replay.read(draw)
@@ -85,7 +91,10 @@ class Loader:
         """
         drawn = [(update, future.result()[0]) for update, future in self.waiting]
         return {
-            "waiting": [[update, [list(pair) for pair in draw.positions]] for update, draw in drawn]
+            "waiting": [
+                [update, [list(pair) for pair in draw.positions]] for update, draw in drawn
+            ],
+            "rows": [list(pair) for pair in self.rows.next] if self.rows else [],
         }
 
     @staticmethod
@@ -96,6 +105,8 @@ class Loader:
     def restore(self, state: dict[str, Any]) -> None:
         """Read again what was waiting; after the `restore` of the replay."""
         self.waiting.clear()
+        if self.rows:
+            self.rows.next = [(stream, start) for stream, start in state["rows"]]
         for update, pairs in state["waiting"]:
             positions = [(stream, start) for stream, start in pairs]
             draw = self.replay.locate(positions, self.length)

@@ -20,6 +20,7 @@ import numpy as np
 
 from replay.blocks import BLOCK, Block, Fields, Layout, Segments
 from replay.source import Source
+from replay.states import States
 
 OBJECTS = 600  # bytes that Python takes to keep a decoded block, besides its arrays
 ONLINE_LIMIT = 1000  # fresh windows that wait at most; the oldest are given up
@@ -45,6 +46,8 @@ class Replay:
         disk_bytes: int | None = None,
         online: bool = True,
         source: Path | None = None,
+        state_bytes: int = 0,
+        state_every: int = 0,
     ):
         """One folder per process; what is in it counts only after `restore`.
 
@@ -52,6 +55,8 @@ class Replay:
         for decoded blocks; disk_bytes: for the blocks that can be sampled; online: see `draw`;
         source: another replay, see `replay/source.py`; its streams are numbered behind one's own,
         and neither capacity nor disk_bytes counts them. Raises ValueError when it cannot be used.
+        state_bytes, state_every: of the states that windows start from, see `replay/states.py`; 0:
+        windows start anywhere, without one.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.layout = folder, Layout(fields)
@@ -59,6 +64,13 @@ class Replay:
         self.streams = streams
         self.segments = [Segments(folder, stream, self.layout) for stream in range(streams)]
         self.source = Source(source, self.layout) if source else None
+        self.states: States | None = None
+        if state_bytes:
+            more = self.source.segments if self.source else []
+            path, number = folder / "states", streams + len(more)
+            self.states = States(path, state_bytes, state_every, number)
+            for stream, segments in enumerate(more, streams):
+                self.begin_all(stream, segments)
         self.tails = [self.layout.empty_block() for _ in range(streams)]
         self.count = [0] * streams  # steps ever added
         self.first = [0] * streams  # first block that may be sampled
@@ -107,14 +119,30 @@ class Replay:
         """RAM of what finds a block on disk, and of the order of eviction."""
         segments = map(self.segments_of, range(len(self.ranges()[0])))
         arrays = [array for s in segments for array in (s.offsets, s.lengths)]
-        return sum(map(sys.getsizeof, arrays)) + sys.getsizeof(self.order)
+        states = self.states.index_bytes if self.states else 0
+        return sum(map(sys.getsizeof, arrays)) + sys.getsizeof(self.order) + states
 
-    def add(self, streams: np.ndarray, record: dict[str, np.ndarray]) -> None:
+    def begin_all(self, stream: int, segments: Segments) -> None:
+        """Find the starts of a stream of the source."""
+        assert self.states is not None
+        for block in range(segments.base, segments.end):
+            ages = segments.read_plain(block)["age"].tolist()
+            for step, age in enumerate(ages, BLOCK * block):
+                if age % self.states.every == 0:
+                    self.states.begin(stream, step, age, None)
+
+    def add(
+        self,
+        streams: np.ndarray,
+        record: dict[str, np.ndarray],
+        states: dict[int, tuple[int, bytes]] | None = None,
+    ) -> None:
         """Append one step to each of `streams`, (n,) ints; every array of `record` is (n, ...).
 
-        Other threads may draw and read meanwhile. Raises OSError when the disk is full. The step
-        that did not fit and the rows behind it are then not part of the replay; everything before
-        stays good.
+        states: row -> (update, state ahead of that step), where a state is to be kept. Other
+        threads may draw and read meanwhile. Raises OSError when the disk is full. The step that did
+        not fit and the rows behind it are then not part of the replay; everything before stays
+        good.
         """
         ids = np.asarray(streams).tolist()
         rows = np.empty(len(ids), self.layout.plain)
@@ -128,6 +156,9 @@ class Replay:
                 tail["plain"][place] = rows[row]
                 for key in self.layout.images:
                     tail[key][place] = record[key][row]
+                if self.states and (age := int(record["age"][row])) % self.states.every == 0:
+                    state = states.get(row) if states else None
+                    self.states.begin(stream, self.count[stream], age, state)
                 if place == BLOCK - 1:
                     self.finish_block(stream)
                 self.count[stream] += 1
@@ -145,12 +176,19 @@ class Replay:
         """Take the blocks that were finished first out of the range that can be sampled."""
         while self.order and (
             self.added - BLOCK * sum(self.first) > self.capacity
-            or (self.disk_bytes and self.live_bytes > self.disk_bytes)
+            or (self.disk_bytes and self.sampled_bytes > self.disk_bytes)
         ):
             stream = self.order.popleft()
             segments = self.segments[stream]
             self.live_bytes -= segments.lengths[self.first[stream] - segments.base]
             self.first[stream] += 1
+            if self.states:
+                self.states.drop_before(stream, BLOCK * self.first[stream])
+
+    @property
+    def sampled_bytes(self) -> int:
+        """Bytes of the blocks and states that can be sampled."""
+        return self.live_bytes + (self.states.bytes if self.states else 0)
 
     def remember(self, key: tuple[int, int], block: Block) -> None:
         with self.lock:
@@ -161,14 +199,29 @@ class Replay:
 
     def ready(self, length: int) -> bool:
         """Whether at least one window of `length` steps exists."""
-        return any(n - BLOCK * f >= length for n, f in zip(*self.ranges(), strict=True))
+        with self.cursor:
+            return any(low < high for low, high in self.starts(length))
+
+    def starts(self, length: int) -> list[tuple[int, int]]:
+        """Of every stream the starts of windows, from a number up to another: steps, or numbers of
+        `States` where windows start at states alone."""
+        firsts = [(BLOCK * first, n - length) for n, first in zip(*self.ranges(), strict=True)]
+        if self.states:
+            return [self.states.span(stream, *pair) for stream, pair in enumerate(firsts)]
+        return [(first, max(first, last + 1)) for first, last in firsts]
+
+    def holds(self, stream: int, start: int, length: int) -> bool:
+        """Whether all steps of a window can be sampled."""
+        counts, firsts = self.ranges()
+        return BLOCK * firsts[stream] <= start <= counts[stream] - length
 
     def draw(
         self, count: int, length: int, key: tuple[int, ...], online: bool | None = None
     ) -> Draw:
         """`count` windows of `length` steps, a function of `key` and of what is stored.
 
-        `key` is (seed, ..., update). Windows are uniform over all starts of all streams, but for
+        `key` is (seed, ..., update). Windows are uniform over all starts of all streams (over those
+        of `States`, where there are any), but for
         the first rows, at most half of them, which are fresh: the consecutive windows of each
         stream, each drawn once, soon after it is complete (the online queue of the public code of
         DreamerV3, which does not bound its share). `online` overrides the constructor's. Raises
@@ -180,13 +233,13 @@ class Replay:
     def choose(
         self, count: int, length: int, key: tuple[int, ...], online: bool | None
     ) -> list[tuple[int, int]]:
-        counts, firsts = self.ranges()
-        stored = np.array(counts) - BLOCK * np.array(firsts)
-        starts = np.maximum(stored - length + 1, 0)
+        spans = self.starts(length)
+        starts = np.array([high - low for low, high in spans])
         edges = np.cumsum(starts)
         if not edges[-1]:
+            longest = max(n - BLOCK * f for n, f in zip(*self.ranges(), strict=True))
             raise ValueError(
-                f"no stream holds {length} consecutive steps (the longest holds {stored.max()}); "
+                f"no stream holds {length} consecutive steps (the longest holds {longest}); "
                 "add more steps or draw shorter windows"
             )
         positions = []
@@ -198,14 +251,15 @@ class Replay:
         stream = np.searchsorted(edges, index, side="right")
         offset = index - (edges - starts)[stream]
         for s, start in zip(stream.tolist(), offset.tolist(), strict=True):
-            positions.append((s, BLOCK * firsts[s] + start))
+            number = spans[s][0] + start
+            positions.append((s, self.states.steps[s][number] if self.states else number))
         return positions
 
     def fresh_windows(self, most: int, length: int) -> list[tuple[int, int]]:
         for stream, count in enumerate(self.count):
-            while self.next_fresh[stream] + length <= count:
-                self.fresh.append((stream, self.next_fresh[stream]))
-                self.next_fresh[stream] += length
+            while (start := self.fresh_start(stream)) + length <= count:
+                self.fresh.append((stream, start))
+                self.next_fresh[stream] = start + length
         while len(self.fresh) > ONLINE_LIMIT:
             self.fresh.popleft()
         out: list[tuple[int, int]] = []
@@ -214,6 +268,15 @@ class Replay:
             if BLOCK * self.first[stream] <= start <= self.count[stream] - length:
                 out.append((stream, start))
         return out
+
+    def fresh_start(self, stream: int) -> int:
+        """Where the next fresh window begins: behind the last, or at the last start that leaves no
+        gap, where windows start at states."""
+        following = self.next_fresh[stream]
+        if not self.states or following >= self.count[stream]:
+            return following
+        start = self.states.upto(stream, following)
+        return following if start is None else start
 
     def locate(self, positions: list[tuple[int, int]], length: int) -> Draw:
         """A Draw of given positions; holds on to the tails, so that it can be read later."""
@@ -267,12 +330,15 @@ class Replay:
                 "added": self.added,
                 "disk_gb": self.bytes / 1e9,
                 "cache_gb": len(self.cache) * BLOCK * self.layout.step_bytes / 1e9,
+                **(self.states.stats() if self.states else {}),
             }
 
     def flush(self) -> None:
         """Make every full block durable; called before a checkpoint that refers to it."""
         for segments in self.segments:
             segments.flush()
+        if self.states:
+            self.states.flush()
         folder = os.open(self.folder, os.O_RDONLY)
         try:
             os.fsync(folder)
@@ -290,6 +356,7 @@ class Replay:
                 "fresh": [list(item) for item in self.fresh],
                 "next_fresh": list(self.next_fresh),
                 "source": self.source.state() if self.source else [],
+                "states": self.states.state() if self.states else [],
                 "tails": [
                     {
                         key: np.frombuffer(value[: n % BLOCK].tobytes(), np.uint8)
@@ -316,6 +383,8 @@ class Replay:
         self.order = deque(np.asarray(state["order"]).tolist())
         self.fresh = deque((int(s), int(start)) for s, start in state["fresh"])
         self.next_fresh = list(state["next_fresh"])
+        if self.states:
+            self.states.restore(state["states"])
         self.cache.clear()
         self.live_bytes = 0
         for stream, segments in enumerate(self.segments):
@@ -342,9 +411,13 @@ class Replay:
         with self.lock:
             for segments, block in zip(self.segments, needed, strict=True):
                 segments.drop_before(block)
+        if self.states:
+            self.states.collect([state["states"] for state in states])
 
     def close(self) -> None:
         for segments in self.segments:
             segments.close()
+        if self.states:
+            self.states.close()
         if self.source:
             self.source.close()

@@ -35,12 +35,15 @@ class SequenceCore(nn.Module):
     A core whose context is its state at t, one (B, T, ...) tensor a leaf, inherits `imagine`; any
     other core overrides it and sets `markov` to False (the recurrent posterior then refuses it).
     `grain` is the number of steps that `scan` works on at a time: its cost is linear in them.
+    `segment` is the number of steps of an episode after which a core that works in segments begins
+    anew; a state within one is as good as any.
     """
 
     out: int
     hidden: int
     markov = True
     grain = 1
+    segment = 1
 
     def initial(self, batch: int, age: Tensor | None = None) -> State:
         """State before an episode's first step; `age` (B,) sets phases and positions only."""

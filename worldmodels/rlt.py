@@ -98,7 +98,7 @@ class RLT(SequenceCore):
         self.out = self.hidden = width
         self.heads, self.window, self.window_enc = heads, window, window_enc
         self.grain = math.lcm(window, window_enc)
-        self.alpha, self.feedback = alpha, feedback
+        self.alpha, self.feedback, self.segment = alpha, feedback, max(1, feedback)
         self.enter = Enter(z, action, width)
         self.encoder = nn.ModuleList(
             Block(width, heads, window_enc, ffn) for _ in range(layers_enc)

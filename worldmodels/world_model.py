@@ -29,6 +29,13 @@ from worldmodels.products import LoopProduct
 Carry = dict[str, Any]  # core: state of the core; z (B, S*C); action (B, A)
 
 
+def tree_map(function: Any, *trees: Any) -> Any:
+    """A tree of `function` of the leaves that stand at the same place of each tree."""
+    if isinstance(trees[0], dict):
+        return {k: tree_map(function, *(tree[k] for tree in trees)) for k in trees[0]}
+    return function(*trees)
+
+
 # Neither encoder nor decoder draws random numbers.
 recompute = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
 
@@ -232,11 +239,12 @@ class WorldModel(nn.Module):
 
         batch: observations, action (B, T, A) encoded, reward, is_first, is_terminal, and `plan`, if
         there is one. Also returns
-        the latents of `observe`, and `hz` (B, T, D + S*C), which every head reads.
+        the latents of `observe`, `hz` (B, T, D + S*C), which every head reads, and `carry`, that
+        after the last step.
         """
         obs = {key: batch[key] for key in self.obs_space}
         inputs = batch["action"], batch["is_first"], carry, noise, batch.get("plan")
-        out, _ = self.observe(self.encode(obs), *inputs)
+        out, out["carry"] = self.observe(self.encode(obs), *inputs)
         prior = self.log_probs(self.prior(out["h"]))
         losses = {}
         losses["dyn"], losses["rep"] = latent.kl_losses(out["post"], prior, self.free)

@@ -32,7 +32,7 @@ def make(config, act=DISCRETE):
 def loss_of(update, seed=0):
     batch = fake_batch(update, 2, 16)
     noise = update.noise(2, 16, seeding.generator(seed, "test"))
-    total, metrics = update(batch, noise)
+    total, metrics, _ = update(batch, noise)
     return total, metrics
 
 

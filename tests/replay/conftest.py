@@ -51,9 +51,9 @@ class Counter:
         folder = folder or self.folder
         return Replay(folder, self.fields, streams, capacity, ram_bytes, **more)
 
-    def add(self, replay, streams):
+    def add(self, replay, streams, states=None):
         numbers = [replay.count[stream] for stream in streams]
-        replay.add(np.array(streams), records(streams, numbers, self.images))
+        replay.add(np.array(streams), records(streams, numbers, self.images), states)
 
     def fill(self, replay, ticks):
         for _ in range(ticks):

@@ -60,3 +60,11 @@ def test_a_full_disk_is_refused_even_by_default(disk, tmp_path):
     disk(1e9)
     with pytest.raises(ValueError, match=r"0\.0 GB of the disk"):
         fit_capacity(tmp_path, VECTOR, 100_000_000, False, 10**9)
+
+
+def test_states_are_counted_twice_over_their_steps(disk, tmp_path):
+    disk(10e9)
+    # A vector's step is 100 bytes; 2 * (32 + 768) / 16 = 100 more.
+    capacity, line = fit_capacity(tmp_path, VECTOR, 100_000_000, False, 10**9, 768, 16)
+    assert capacity == 40_000_000
+    assert "of 200 bytes" in line
