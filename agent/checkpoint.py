@@ -43,8 +43,12 @@ def sync(path: Path) -> None:
 
 class Checkpoints:
     def __init__(self, folder: Path):
+        """Changes nothing: a run that is alive may be looked at."""
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
+
+    def tidy(self) -> None:
+        """Undo what a kill left half done. For the process alone that holds the run's lock."""
+        self.folder.mkdir(parents=True, exist_ok=True)
         self.put_back()
         self.clear()
 
@@ -61,7 +65,7 @@ class Checkpoints:
 
     def published(self) -> list[Path]:
         """Complete checkpoints, oldest first."""
-        return sorted(path for path in self.folder.iterdir() if path.name.isdigit())
+        return sorted(path for path in self.folder.glob("*") if path.name.isdigit())
 
     def save(self, step: int, parts: dict[str, Any]) -> Path:
         """Write `parts` (file stem -> tree) for agent step `step`; older than two are removed.
@@ -71,6 +75,7 @@ class Checkpoints:
         aside = self.folder / f"writing-{step:012d}"
         final = self.folder / f"{step:012d}"
         replaced = self.folder / f"replaced-{step:012d}"
+        self.folder.mkdir(parents=True, exist_ok=True)
         if aside.exists():
             shutil.rmtree(aside)
         try:

@@ -185,6 +185,7 @@ class Notice:
 def run_in(folder: Path, config: Config, given: set[str]) -> int:
     notice = Notice()
     checkpoints = Checkpoints(folder / "checkpoints")
+    checkpoints.tidy()
     published = checkpoints.published()
     config_file = folder / "config.yaml"
     reasons: list[str] = []

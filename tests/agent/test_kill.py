@@ -107,7 +107,9 @@ def test_a_kill_between_any_two_calls_of_a_save_loses_no_checkpoint(tmp_path, mo
                 ended = True
             except Killed:
                 last += 1
-        found = Checkpoints(folder).published()
+        checkpoints = Checkpoints(folder)
+        checkpoints.tidy()
+        found = checkpoints.published()
         parts = [Checkpoints.load(path) for path in found]
         assert all(part.keys() == {"run", "learner"} for part in parts), calls
         assert parts[-1]["run"]["value"] in (2, 9), calls

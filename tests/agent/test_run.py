@@ -225,6 +225,17 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_good(tmp_path, monkeypatch):
     assert Checkpoints.load(checkpoints.published()[-1]) == {"run": {"step": 1}}
 
 
+def test_a_look_at_a_run_leaves_what_it_is_writing(tmp_path):
+    Checkpoints(tmp_path).save(1, {"run": {"step": 1}})
+    (tmp_path / "writing-000000000002").mkdir()
+    assert [int(path.name) for path in Checkpoints(tmp_path).published()] == [1]
+    assert (tmp_path / "writing-000000000002").exists()
+    assert Checkpoints(tmp_path / "none").published() == []
+    assert not (tmp_path / "none").exists()
+    Checkpoints(tmp_path).tidy()
+    assert [path.name for path in tmp_path.iterdir()] == ["000000000001"]
+
+
 def test_the_last_two_checkpoints_are_kept(tmp_path):
     checkpoints = Checkpoints(tmp_path)
     for step in (1, 2, 3):
