@@ -45,8 +45,11 @@ class Replay:
         disk_bytes: int | None = None,
         online: bool = True,
         source: Path | None = None,
+        shard: int = 0,
+        shards: int = 1,
     ):
-        """One folder per process; what is in it counts only after `restore`.
+        """What is in `folder` counts only after `restore`. Processes may share it as `shards` of
+        equally many streams, `shard` the number of this one's.
 
         fields: name -> (dtype, shape) of one step; capacity: steps over all streams; ram_bytes:
         for decoded blocks; disk_bytes: for the blocks that can be sampled; online: see `draw`;
@@ -56,8 +59,9 @@ class Replay:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.layout = folder, Layout(fields)
         self.capacity, self.disk_bytes, self.online = capacity, disk_bytes, online
-        self.streams = streams
-        self.segments = [Segments(folder, stream, self.layout) for stream in range(streams)]
+        self.streams, self.shards = streams, shards
+        numbers = range(shard * streams, (shard + 1) * streams)
+        self.segments = [Segments(folder, number, self.layout) for number in numbers]
         self.source = Source(source, self.layout) if source else None
         self.tails = [self.layout.empty_block() for _ in range(streams)]
         self.count = [0] * streams  # steps ever added
@@ -183,7 +187,9 @@ class Replay:
         counts, firsts = self.ranges()
         stored = np.array(counts) - BLOCK * np.array(firsts)
         starts = np.maximum(stored - length + 1, 0)
-        edges = np.cumsum(starts)
+        # Each shard stands for all of them beside a source, which every one has whole.
+        weight = np.where(np.arange(len(starts)) < self.streams, self.shards, 1)
+        edges = np.cumsum(weight * starts)
         if not edges[-1]:
             raise ValueError(
                 f"no stream holds {length} consecutive steps (the longest holds {stored.max()}); "
@@ -196,7 +202,7 @@ class Replay:
         random = np.random.Generator(np.random.Philox(np.random.SeedSequence([len(key), *key])))
         index = random.integers(edges[-1], size=count - len(positions))
         stream = np.searchsorted(edges, index, side="right")
-        offset = index - (edges - starts)[stream]
+        offset = (index - (edges - weight * starts)[stream]) // weight[stream]
         for s, start in zip(stream.tolist(), offset.tolist(), strict=True):
             positions.append((s, BLOCK * firsts[s] + start))
         return positions
