@@ -13,6 +13,7 @@ video, an environment that hangs, the start) is waited for with `PATIENT`.
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import timedelta
@@ -42,9 +43,9 @@ def of_all_ranks(values: Tensor) -> Tensor:
     """`values` (...) of every rank, side by side in the first dimension; equal shapes only."""
     if not dist.is_available() or not dist.is_initialized():
         return values
-    out = values.new_empty(dist.get_world_size() * values.shape[0], *values.shape[1:])
-    dist.all_gather_into_tensor(out, values.contiguous())
-    return out
+    parts = [torch.empty_like(values) for _ in range(dist.get_world_size())]
+    dist.all_gather(parts, values.contiguous())
+    return torch.cat(parts)
 
 
 @dataclass
@@ -124,10 +125,9 @@ class Ranks:
         if self.count == 1:
             return [values]
         row = torch.tensor(values, dtype=torch.int64)
-        out = torch.empty(self.count * len(values), dtype=torch.int64)
-        group = self.patient if patient else self.quick
-        dist.all_gather_into_tensor(out, row, group=group)
-        return out.view(self.count, len(values)).tolist()
+        rows = [torch.empty_like(row) for _ in range(self.count)]
+        dist.all_gather(rows, row, group=self.patient if patient else self.quick)
+        return torch.stack(rows).tolist()
 
     def any(self, flag: bool) -> bool:
         return any(row[0] for row in self.table([int(flag)], patient=False))
@@ -151,6 +151,9 @@ class Ranks:
             return update
         # Every parameter has a gradient in every update, which a test holds for all cores: nothing
         # has to look for others. The one buffer that changes is computed alike on all ranks.
-        return DistributedDataParallel(
-            update, broadcast_buffers=False, gradient_as_bucket_view=True
-        )
+        with warnings.catch_warnings():
+            # PyTorch 2.13 renames `broadcast_buffers`, which 2.11 does not know otherwise.
+            warnings.simplefilter("ignore", FutureWarning)
+            return DistributedDataParallel(
+                update, broadcast_buffers=False, gradient_as_bucket_view=True
+            )

@@ -357,9 +357,9 @@ def run_in(folder: Path, config: Config, given: set[str], ranks: Ranks, notice: 
         )
         parts = Checkpoints.load(published[-1]) if published else None
         flops = 0
-        if not parts and ranks.number == 0:
-            flops = auto.count_flops(update, batch.size, batch.length)
-            (folder / "model.txt").write_text(model_summary(update, flops))
+        if not parts:
+            flops = ranks.first(lambda: auto.count_flops(update, batch.size, batch.length))
+            ranks.first(lambda: (folder / "model.txt").write_text(model_summary(update, flops)))
         logged = parts["run"]["env_step"] if parts else 0
         if parts and offline:
             logged = parts["learner"]["updates"]
