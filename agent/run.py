@@ -149,8 +149,6 @@ def run(config: Config, given: set[str]) -> int:
     level = logging.WARNING if ranks.number else logging.INFO
     logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
     notice = Notice(ranks.count > 1)
-    check_mode(config)
-    check_ranks(config, ranks.count)
     try:
         ranks.begin(config.device, config.compile == "yes")
     except ValueError as error:
@@ -260,6 +258,8 @@ def run_in(folder: Path, config: Config, given: set[str], ranks: Ranks, notice: 
         check_ranks(config, ranks.count)
         print(f"resuming {folder} from {published[-1].name}", flush=True)
     else:
+        check_mode(config)
+        check_ranks(config, ranks.count)
         config = note(auto.choose_device, config)
         config = note(auto.choose_threads, config, ranks.beside)
         if config.loop.mode == "offline":
