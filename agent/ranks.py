@@ -149,8 +149,8 @@ class Ranks:
         """`update` with gradients that are means over the ranks, reduced during the backward."""
         if self.count == 1:
             return update
-        # Every parameter has a gradient in every update, which a test holds for all cores: nothing
-        # has to look for others. The one buffer that changes is computed alike on all ranks.
+        # Every parameter has a gradient in every update, so nothing looks for others; with one that
+        # has none the next update raises. The one buffer that changes is alike on all ranks.
         with warnings.catch_warnings():
             # PyTorch 2.13 renames `broadcast_buffers`, which 2.11 does not know otherwise.
             warnings.simplefilter("ignore", FutureWarning)
