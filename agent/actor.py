@@ -16,8 +16,9 @@ from worldmodels.world_model import tree_map
 class Actor:
     """Chooses actions for `count` slots; `carry` holds core state, z and action of each."""
 
-    def __init__(self, update: Update, count: int, seed: int, purpose: str = "act"):
-        self.update, self.count, self.seed, self.purpose = update, count, seed, purpose
+    def __init__(self, update: Update, count: int, seed: int, purpose: str = "act", rank: int = 0):
+        self.update, self.count, self.seed = update, count, seed
+        self.purpose, self.rank = purpose, rank
         self.device = update.return_range.device
         self.tick = 0
         self.latents: dict[str, Tensor] = {}  # hz (n, D + S*C) and x (n, X) of the last call
@@ -36,7 +37,7 @@ class Actor:
         every = len(ids) == self.count
         rows = None if every else torch.as_tensor(ids, device=self.device)
         carry = self.carry if every else tree_map(lambda leaf: leaf[rows], self.carry)
-        random = seeding.generator(self.seed, self.purpose, self.tick, self.device)
+        random = seeding.generator(self.seed, self.purpose, self.tick, self.device, self.rank)
         noise = world.noise(len(ids), generator=random)
         latents, carry = world.step(seen, is_first, carry, noise)
         self.latents = latents
@@ -78,7 +79,7 @@ class Actor:
         return torch.from_numpy(np.ascontiguousarray(value)).to(self.device)
 
     def state(self) -> dict[str, Any]:
-        return {"carry": self.carry, "tick": self.tick}
+        return {"carry": tree_map(lambda leaf: leaf.cpu(), self.carry), "tick": self.tick}
 
     def restore(self, state: dict[str, Any]) -> None:
         self.tick = state["tick"]

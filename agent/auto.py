@@ -112,37 +112,43 @@ def choose_device(config: Config) -> tuple[Config, str]:
     return dataclasses.replace(config, device=device), f"device {device}: what this machine has"
 
 
-def choose_threads(config: Config) -> tuple[Config, str]:
-    cores = len(os.sched_getaffinity(0))
+def choose_threads(config: Config, beside: int = 1) -> tuple[Config, str]:
+    """`beside`: ranks on this machine, which share its cores."""
+    cores = len(os.sched_getaffinity(0)) // beside
     if config.threads:
         return config, f"threads {config.threads}: as asked"
     threads = max(1, cores)
     return dataclasses.replace(config, threads=threads), f"threads {threads}: of {cores} cores"
 
 
-def choose_envs(config: Config, cheap: bool) -> tuple[Config, str]:
-    """Environments by cores and RAM; one when they run in this process."""
+def choose_envs(config: Config, cheap: bool, ranks: int = 1, beside: int = 1) -> tuple[Config, str]:
+    """Environments by cores and RAM; one a rank when they run in its process. `ranks` in all, of
+    which `beside` share this machine."""
     env = config.env
     processes = env.processes
     if processes == "auto":
         processes = "no" if cheap else "yes"
     count, why = env.count, "as asked"
     if not count:
-        cores = len(os.sched_getaffinity(0))
+        cores = max(1, len(os.sched_getaffinity(0)) // beside)
         suite = next((name for name in ENV_RAM if config.task.startswith(name)), "")
-        room = int(psutil.virtual_memory().available * 0.5 / ENV_RAM.get(suite, OTHER_ENV_RAM))
+        room = int(
+            psutil.virtual_memory().available * 0.5 / beside / ENV_RAM.get(suite, OTHER_ENV_RAM)
+        )
         # On a CPU the learner needs the cores too, and few streams fill long windows sooner.
         most = cores if config.device == "cpu" else 2 * cores
-        count = 1 if processes == "no" else max(1, min(most, room, 40))
+        count = ranks * (1 if processes == "no" else max(1, min(most, room, 40)))
         why = f"{cores} cores, RAM for {room}" if processes == "yes" else "cheap, in this process"
     env = dataclasses.replace(env, count=count, processes=processes)
     return dataclasses.replace(config, env=env), f"environments {count}: {why}"
 
 
 def choose_size(
-    config: Config, explicit: set[str], obs_space: dict[str, Any], act_space: Any
+    config: Config, explicit: set[str], obs_space: dict[str, Any], act_space: Any, ranks: int = 1
 ) -> tuple[Config, str]:
     """The published size on a GPU; on a CPU one whose update takes about two seconds.
+
+    `ranks` share the batch, and each has one row of it at least.
 
     Width shrinks first, then the batch, then T to no less than 256. Values that the user gave are
     never changed.
@@ -156,11 +162,17 @@ def choose_size(
         candidate = with_size(config, size, explicit)
         update = Update(candidate, obs_space, act_space)
         rows, length = 1, min(64, batch.length)
-        cost = seconds(update, fake_batch(update, rows, length), "float32") / (rows * length)
+        cost = (
+            seconds(update, fake_batch(update, rows, length), "float32") / (rows * length) / ranks
+        )
         if cost * batch.size * batch.length <= CPU_SECONDS or size == CPU_SIZES[-1]:
             break
     size, length = batch.size, batch.length
-    while cost * size * length > CPU_SECONDS and size > 1 and "batch.size" not in explicit:
+    while (
+        cost * size * length > CPU_SECONDS
+        and size % (2 * ranks) == 0
+        and "batch.size" not in explicit
+    ):
         size //= 2
     while (
         cost * size * length > CPU_SECONDS

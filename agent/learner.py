@@ -10,10 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from agent import seeding
 from agent.optim import LaProp
+from agent.ranks import Ranks
 from agent.update import Update
 from worldmodels.world_model import Carry
 
@@ -30,12 +31,12 @@ KEPT = 5
 class KeptBatches:
     """Batches of updates that were not finite, the last five, for a look by hand."""
 
-    def __init__(self, folder: Path):
-        self.folder = folder
+    def __init__(self, folder: Path, rank: int = 0):
+        self.folder, self.rank = folder, rank
 
     def __call__(self, update: int, batch: dict[str, Any]) -> str:
         """Save one and say where; a disk that refuses is not what is to be told now."""
-        path = self.folder / f"{update:09}.pt"
+        path = self.folder / (f"{update:09}" + (f"-{self.rank}" if self.rank else "") + ".pt")
         try:
             self.folder.mkdir(exist_ok=True)
             torch.save({k: v.cpu() if isinstance(v, Tensor) else v for k, v in batch.items()}, path)
@@ -50,7 +51,7 @@ class Compiled:
     """`update` compiled for the shapes of its first call; when that fails, it says so and goes on
     without."""
 
-    def __init__(self, update: Update):
+    def __init__(self, update: nn.Module):
         self.plain, self.compiled = update, torch.compile(update, dynamic=False)
         self.called = False
 
@@ -78,11 +79,15 @@ class Learner:
         precision: str,
         compiled: bool = False,
         keep: Callable[[int, dict[str, Any]], str] | None = None,
+        ranks: Ranks | None = None,
     ):
         """precision: `float32`, or `bfloat16` for autocast of matrix products and convolutions;
         `keep(update, batch)` puts a batch aside whose update was not finite, and says where."""
         self.update = update
-        self.forward = Compiled(update) if compiled else update
+        self.ranks = ranks or Ranks()
+        # Rows too short for a segment do not use what writes a memory.
+        wrapped = self.ranks.wrap(update, unused=update.world.core.segment > 1)
+        self.forward = Compiled(wrapped) if compiled else wrapped
         self.device = update.return_range.device
         self.optimizer = LaProp(update.trainable(), update.config.optim)
         self.seed, self.precision = seed, precision
@@ -106,7 +111,8 @@ class Learner:
         """
         if self.device.type != "cpu":
             self.check()
-        random = seeding.generator(self.seed, "update", self.updates, self.device)
+        rank = self.ranks.number
+        random = seeding.generator(self.seed, "update", self.updates, self.device, rank)
         rows, length = batch["reward"].shape
         noise = self.update.noise(rows, length, random)
         skip = self.update.config.optim.nonfinite == "skip"
@@ -116,7 +122,9 @@ class Learner:
         loss.backward()
         if skip:
             fault = self.fault(self.optimizer.norms(), metrics)
-            if fault:
+            # Gradients are those of all ranks, losses are each one's own.
+            if self.ranks.any(bool(fault)):
+                fault = fault or "losses of another rank"
                 self.update.return_range.copy_(before)
                 return self.leave_out(fault, batch, metrics)
         norms = self.optimizer.step()

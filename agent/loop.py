@@ -6,6 +6,9 @@ Workers step while the learner learns. Everything the run is made of can be save
 and `recv`, and comes back so that a resumed run on a CPU equals the uninterrupted one.
 `agent/overlap.py` runs `tick` in a thread beside `learn`: what `tick` writes and a row or a
 checkpoint reads is therefore a number, or a deque that is taken from one item at a time.
+
+Of several ranks each steps its own slots; what they do together, an update, a row, a save or the
+end, follows from what they agree on (`agent/counters.py`).
 """
 
 from __future__ import annotations
@@ -19,14 +22,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from agent import limits, media, seeding
+from agent import deal, limits, media, seeding
 from agent.actor import Actor
 from agent.ages import norm_by_age
 from agent.carry import make_carry
 from agent.checkpoint import Checkpoints
+from agent.counters import MEDIA, ROW, SAVE, Counters
 from agent.evaluator import Evaluator
 from agent.learner import Learner
 from agent.logger import Logger, Terminal
+from agent.ranks import Ranks
 from agent.usage import Usage
 from configs.schema import Config
 from envs.pool import EnvPool
@@ -40,15 +45,7 @@ LONGEST_CONTEXT = 64
 KEEP_FRAMES = 200
 
 
-def updates_due(agent_steps: int, train_ratio: float, batch_steps: int) -> int:
-    """Updates owed after `agent_steps` decisions: `train_ratio` replayed steps for each.
-
-    A function of counters alone, so a fraction of an update is never lost or rounded twice.
-    """
-    return int(agent_steps * train_ratio / batch_steps)
-
-
-class Loop:
+class Loop(Counters):
     def __init__(
         self,
         config: Config,
@@ -57,22 +54,20 @@ class Loop:
         learner: Learner,
         replay: Replay,
         loader: Loader,
-        logger: Logger,
+        logger: Logger | None,
         terminal: Terminal,
-        checkpoints: Checkpoints,
+        checkpoints: Checkpoints | None,
         flops_per_update: int,
         evaluator: Evaluator | None = None,
+        ranks: Ranks | None = None,
     ):
-        self.config, self.pool, self.actor, self.learner = config, pool, actor, learner
+        """`logger` and `checkpoints` are those of the first rank, None on the others."""
+        super().__init__(config, ranks or Ranks(), learner)
+        self.pool, self.actor = pool, actor
         self.replay, self.loader, self.logger = replay, loader, logger
         self.terminal, self.checkpoints, self.evaluator = terminal, checkpoints, evaluator
         self.flops_per_update = flops_per_update
         self.carry = make_carry(config, replay, learner.update.world)
-        self.agent_step = 0
-        self.correction = 0  # simulator steps received, less `repeat` for every action of theirs
-        self.fill = config.loop.fill or config.batch.size * config.batch.length
-        self.fill_step: int | None = None  # agent step at which updates began
-        self.wall_before = 0.0  # seconds of earlier sittings
         count = pool.count
         self.returns = np.zeros(count)
         self.lengths = np.zeros(count, np.int64)
@@ -84,11 +79,8 @@ class Loop:
         self.finished: deque[tuple[dict[str, float], dict[str, Any]]] = deque()  # not yet logged
         self.frames: list[np.ndarray] = []
         self.last_episode: np.ndarray | None = None
-        self.stop: str | None = None
-        self.began = self.last_row = self.last_save = time.monotonic()
-        self.last_media = -float("inf")
         self.rate_mark = (self.began, 0, 0)
-        self.usage = Usage(logger.folder, learner.device)
+        self.usage = Usage(replay.folder, learner.device)
 
     # -- the loop ---------------------------------------------------------------------------
 
@@ -98,40 +90,45 @@ class Loop:
         Returns the setting whose limit it was (`by`) and where the run was then (its axes); None
         when the run was asked to end.
         """
-        if not self.checkpoints.published():
+        if self.ranks.first(lambda: not self.checkpoints.published()):
             self.save()
+        self.ranks.wait()
         self.go()
         self.learner.check()
         # A resumed run receives the last actions again: what they took is in this row alone.
-        late = 0 if self.stop else sum(map(self.beyond, self.pool.settle()))
-        self.correction += late
+        late = 0 if self.leaving else sum(map(self.beyond, self.pool.settle()))
+        self.own_correction += late
+        self.ranks.wait()
+        self.agree()
         self.row()
         end = {"by": self.limit(), **self.axes()}
-        self.correction -= late
+        self.own_correction -= late
         self.save()
-        if self.evaluator and not self.stop:
+        # The other ranks leave: only the first has anything to do here.
+        if self.evaluator and not self.leaving:
             self.evaluator.finish(self.axes(), self.learner.update, lambda: bool(self.stop))
-            self.save()  # with the evaluation among the metrics
-        return None if self.stop else end
+            self.publish(self.saved)  # with the evaluation among the metrics
+        return None if self.leaving or self.stop else end
 
     def limit(self) -> str:
-        """The setting whose limit has been reached, or nothing."""
-        return limits.reached(self.config.stop, self.axes())
+        """The setting whose limit all ranks agree to have reached, or nothing."""
+        agreed = {"agent_step": self.agreed_step, "wall_seconds": self.agreed_seconds}
+        return limits.reached(self.config.stop, {**self.axes(), **agreed})
 
     @property
     def over(self) -> bool:
         """Nothing more is to be done: by a request, or a limit other than that of steps, after
         which the updates that are owed are still made."""
-        return bool(self.stop) or self.limit() not in ("", "stop.steps")
+        return bool(self.leaving) or self.limit() not in ("", "stop.steps")
 
     def go(self) -> None:
         """Ticks and the updates that they owe, until the end or a request to stop."""
-        self.learn()  # what was owed when an earlier sitting ended
-        while self.agent_step < self.config.stop.steps and not self.over:
-            self.tick()
-            if self.learn():
-                break
+        # First what is owed: a run that was stopped between two updates goes on with the second.
+        while not self.learn():
             self.report()
+            if self.agreed_step >= self.config.stop.steps:
+                break
+            self.tick()
 
     def tick(self) -> None:
         """One step of the slots that are due, into the replay."""
@@ -140,50 +137,43 @@ class Loop:
         action = self.actor.act(ids, obs)
         self.pool.send(ids, action)
         self.replay.add(ids, {**obs, "action": action}, states)
-        self.agent_step += int((~obs["is_last"]).sum())
-        self.correction += self.beyond(obs)
+        self.own_step += int((~obs["is_last"]).sum())
+        self.own_correction += self.beyond(obs)
         self.returns[ids] += obs["reward"]
         self.lengths[ids] += ~obs["is_first"]
         self.acted.append((self.actor.x_norm, obs["age"], self.staleness))
         self.keep_frames(ids, obs)
         for row in np.flatnonzero(obs["is_last"]):
             self.finish_episode(int(ids[row]), {key: value[row] for key, value in obs.items()})
-        filled = self.fill_step is None and len(self.replay) >= self.fill
+        filled = self.own_fill is None and len(self.replay) >= self.fill
         if filled and self.replay.ready(self.config.batch.length):
-            self.fill_step = self.agent_step
+            self.own_fill = self.own_step
 
     def finish_episode(self, slot: int, obs: dict[str, Any]) -> None:
         score = {
             "return": float(self.returns[slot]),
             "length": int(self.lengths[slot]),
             "truncated": not bool(obs["is_terminal"]),
-            "slot": slot,
+            "slot": self.pool.first + slot,
             "episode": int(obs["episode"]),
             "seed": self.pool.seed_of(slot, int(obs["episode"])),
             **{key: float(value) for key, value in obs.items() if key.startswith("log/")},
         }
-        self.recent.append(score["return"])
         self.returns[slot], self.lengths[slot] = 0.0, 0
         self.finished.append((self.axes(), score))
 
-    def due(self) -> int:
-        """Updates owed for all steps so far: what lockstep would have made by now."""
-        if self.fill_step is None:
-            return 0
-        batch = self.config.batch
-        # The step that fills the replay pays for one update, so that learning starts at once.
-        steps = self.agent_step - self.fill_step
-        return 1 + updates_due(steps, self.config.loop.train_ratio, batch.size * batch.length)
-
     def learn(self) -> bool:
-        """The updates that are owed; true when the run is over before or after the last."""
-        while not self.over and self.learner.updates < self.due():
+        """The updates that are owed; true when the run is over."""
+        while True:
+            self.agree()
+            if self.over:
+                return True
+            if self.learner.updates >= self.owed:
+                return False
             if not self.learner.updates:
                 self.terminal.show("replay is large enough: first update ...", force=True)
             self.train()
-            if not self.over:
-                self.report()
-        return self.over
+            self.report()
 
     def train(self) -> None:
         number = self.learner.updates
@@ -194,28 +184,9 @@ class Loop:
 
     # -- what is seen -----------------------------------------------------------------------
 
-    @property
-    def env_step(self) -> int:
-        """Simulator steps of all actions, and of resets that count some.
-
-        An action is `repeat` of them until its record says how many there were: the end of an
-        episode cuts the last one short.
-        """
-        return self.agent_step * self.config.env.repeat + self.correction
-
-    def beyond(self, obs: dict[str, Any]) -> int:
-        """Simulator steps of records (n,) or of one, beyond `repeat` an action."""
-        expected = np.where(obs["is_first"], 0, self.config.env.repeat)
-        return int((obs["env_steps"] - expected).sum())
-
-    @property
-    def number(self) -> int:
+    def number(self, run: dict[str, Any]) -> int:
         """What checkpoints are numbered by."""
-        return self.agent_step
-
-    @property
-    def wall_seconds(self) -> float:
-        return self.wall_before + time.monotonic() - self.began
+        return run["agent_step"]
 
     def axes(self) -> dict[str, float]:
         return {
@@ -227,28 +198,34 @@ class Loop:
         }
 
     def report(self) -> None:
-        self.log_scores()
+        """What all ranks do now, by `agree`."""
         if self.evaluator:
             self.evaluator.look(self.axes(), self.learner.update)
-        now = time.monotonic()
-        if now - self.last_row >= self.config.log.every:
+        duties, self.duties = self.duties, 0
+        if duties & ROW:
             self.row()
-        every = self.config.log.media_every
-        if every and self.learner.updates and now - self.last_media >= every:
-            self.last_media = now
-            self.make_media()
-        if now - self.last_save >= self.config.checkpoint.every:
+        if duties & MEDIA:
+            self.last_media = time.monotonic()
+            if self.ranks.number == 0:
+                self.make_media()
+            self.ranks.wait()
+        if duties & SAVE:
             self.save()
-        elif now - self.last_row < 1e-3:
-            self.show()
 
     def log_scores(self) -> None:
-        while self.finished:
-            self.logger.score(*self.finished.popleft())
+        """The episodes that ended on any rank, in the order of their steps."""
+        finished = [self.finished.popleft() for _ in range(len(self.finished))]
+        parts = self.ranks.gather(finished)
+        if parts is None:
+            return
+        for axes, score in sorted(deal.flat(parts), key=lambda item: item[0]["agent_step"]):
+            self.recent.append(score["return"])
+            self.logger.score(axes, score)
 
     def row(self) -> None:
         """One row of metrics; the only place where the host waits for the device's metrics."""
         self.learner.check()
+        self.log_scores()
         now = time.monotonic()
         since, steps, updates = self.rate_mark
         span = max(now - since, 1e-9)
@@ -270,20 +247,24 @@ class Loop:
             metrics.update((key, value.item()) for key, value in acting.items())
         # An age that was not seen since the last row has no norm.
         metrics = {k: v for k, v in metrics.items() if k[:7] != "x_norm/" or math.isfinite(v)}
-        metrics["rate/agent_steps"] = (self.agent_step - steps) / span
-        metrics["rate/updates"] = (self.learner.updates - updates) / span
         metrics["env/restarts"] = self.pool.restarts
-        metrics["optim/skipped"] = self.learner.skipped
         metrics.update(self.usage.measure())
         metrics.update({f"replay/{key}": value for key, value in self.replay.stats().items()})
         metrics.update(self.carry.stats())
+        self.last_row = now
+        rows = self.ranks.gather(metrics)
+        if rows is None:
+            return
+        metrics = deal.joined_row(rows)
+        metrics["rate/agent_steps"] = (self.agent_step - steps) / span
+        metrics["rate/updates"] = (self.learner.updates - updates) / span
+        metrics["optim/skipped"] = self.learner.skipped
         if self.evaluator:
             metrics.update(self.evaluator.stats())
         if self.recent:
             metrics["episode/return_mean_100"] = float(np.mean(list(self.recent)))
         self.logger.row(self.axes(), metrics)
         self.rate_mark = (now, self.agent_step, self.learner.updates)
-        self.last_row = now
         self.latest = metrics
         self.show()
 
@@ -349,13 +330,26 @@ class Loop:
     # -- what survives ----------------------------------------------------------------------
 
     def save(self) -> None:
+        """One checkpoint of all ranks, which the first one writes."""
         self.learner.check()
         self.log_scores()
         self.replay.flush()
-        run = {
-            "agent_step": self.agent_step,
-            "env_step": self.env_step,
-            "fill_step": self.fill_step,
+        parts = self.ranks.gather(self.state())
+        self.saved = deal.join(parts) if parts else {}
+        kept = self.ranks.first(lambda: self.publish(self.saved))
+        mine = [deal.needed(run, self.ranks.number, self.ranks.count) for run in kept]
+        self.replay.collect(
+            [{"first": first, "states": states} for first, states, _ in mine],
+            [pair for *_, windows in mine for pair in windows],
+        )
+        self.last_save = time.monotonic()
+
+    def state(self) -> dict[str, Any]:
+        """The part of this rank in a run's state; `deal.join` makes one of all."""
+        return {
+            "agent_step": self.own_step,
+            "env_step": self.own_step * self.config.env.repeat + self.own_correction,
+            "fill_step": self.own_fill,
             "wall_seconds": self.wall_seconds,
             "returns": self.returns,
             "lengths": self.lengths,
@@ -365,22 +359,29 @@ class Loop:
             "replay": self.replay.state(),
             "loader": self.loader.state(),
             "carry": self.carry.state(),
-            "logger": self.logger.state(),
             "flops_per_update": self.flops_per_update,
         }
-        self.checkpoints.save(self.number, {"learner": self.learner.state(), "run": run})
+
+    def publish(self, run: dict[str, Any]) -> list[dict[str, Any]]:
+        """Write the checkpoint; what those that are kept need of the replay, by streams."""
+        self.others_step = run["agent_step"] - self.own_step
+        run["logger"] = self.logger.state()
+        self.checkpoints.save(self.number(run), {"learner": self.learner.state(), "run": run})
         kept = [Checkpoints.load(path)["run"] for path in self.checkpoints.published()]
-        self.replay.collect(
-            [state["replay"] for state in kept],
-            [pair for s in kept for pair in Loader.positions(s["loader"])],
-        )
-        self.last_save = time.monotonic()
+        return [
+            {
+                **{key: run["replay"].get(key, []) for key in ("first", "states")},
+                "windows": Loader.positions(run["loader"]),
+            }
+            for run in kept
+        ]
 
     def restore(self, parts: dict[str, Any]) -> None:
         """Continue from the parts of a checkpoint; what was appended after it is rolled back."""
-        run = parts["run"]
-        self.agent_step, self.fill_step = run["agent_step"], run["fill_step"]
-        self.correction = run["env_step"] - self.agent_step * self.config.env.repeat
+        run = deal.deal(parts["run"], self.ranks.number, self.ranks.count)
+        self.own_step, self.own_fill = run["agent_step"], run["fill_step"]
+        self.others_step = parts["run"]["agent_step"] - self.own_step
+        self.own_correction = run["env_step"] - self.own_step * self.config.env.repeat
         self.wall_before = run["wall_seconds"]
         self.returns = np.asarray(run["returns"]).copy()
         self.lengths = np.asarray(run["lengths"]).copy()
@@ -391,6 +392,7 @@ class Loop:
         self.replay.restore(run["replay"])
         self.loader.restore(run["loader"])
         self.carry.restore(run.get("carry"))
-        self.logger.restore(run["logger"])
+        if self.logger:
+            self.logger.restore(run["logger"])
         self.pool.restore(run["pool"])
         self.rate_mark = (time.monotonic(), self.agent_step, self.learner.updates)

@@ -7,16 +7,20 @@ updates a step pays for; here no step is made, so it plays no part, and neither 
 
 from __future__ import annotations
 
+from typing import Any
+
 from agent.loop import Loop
 
 
 class Offline(Loop):
-    @property
-    def number(self) -> int:
+    def number(self, run: dict[str, Any]) -> int:
         return self.learner.updates
 
     def go(self) -> None:
-        self.fill_step = 0
-        while not self.over:
+        self.own_fill = 0
+        while True:
+            self.agree(patient=False)
+            if self.over:
+                break
             self.train()
             self.report()

@@ -42,14 +42,14 @@ class Overlapped(Loop):
             self.acting: Future[None] = thread.submit(self.act)
             self.acting.add_done_callback(lambda _: self.ticked.set())
             try:
-                while not self.over:
-                    # Asked before `learn`, which then finds all that is owed.
-                    ended = self.acting.done()
-                    if ended:
-                        self.acting.result()
-                    self.learn()
+                while True:
+                    if self.acting.done():
+                        self.acting.result()  # raises what ended it
+                    if self.learn():
+                        break
                     self.report()
-                    if ended:
+                    # Of the steps that all ranks have agreed on, all that is owed was learned.
+                    if self.agreed_step >= self.config.stop.steps:
                         break
                     self.ticked.wait(IDLE)
                     self.ticked.clear()
@@ -58,18 +58,28 @@ class Overlapped(Loop):
         self.acting.result()
 
     def act(self) -> None:
-        """The actor's thread: ticks until the end, never more than `lead` updates ahead."""
+        """The actor's thread: ticks until it is told to end, but none past the run's last step,
+        and never more than `lead` updates ahead."""
         # Of this thread alone: a second OpenMP team would fight with the learner's for the cores.
         torch.set_num_threads(1)
         with self.stream():
-            while self.agent_step < self.config.stop.steps and not self.ending:
-                owed = self.due() - self.published.number
-                if self.knocking or owed > self.config.loop.lead:
+            while not self.ending:
+                step = self.ahead()
+                owed = self.due(step) - self.published.number
+                if self.knocking or owed > self.config.loop.lead or step >= self.config.stop.steps:
                     time.sleep(POLL)
                     continue
                 with self.gate:
                     self.tick()
                 self.ticked.set()
+
+    def ahead(self) -> int:
+        """Agent steps of all ranks by now, if all were as fast as this one since they agreed."""
+        return self.agent_step + (self.ranks.count - 1) * (self.own_step - self.told)
+
+    def agree(self, patient: bool = False) -> None:
+        # Environments are waited for in the actor's thread alone.
+        super().agree(patient)
 
     def stream(self) -> contextlib.AbstractContextManager[Any]:
         """A CUDA stream of the actor's own, so that acting need not queue behind an update."""
@@ -84,7 +94,7 @@ class Overlapped(Loop):
         """A step with the latest weights, which lack at most `loop.lead` of the updates due."""
         self.between = False
         self.actor.update, number = self.published.take()
-        self.staleness = self.due() - number
+        self.staleness = self.due(self.ahead()) - number
         super().tick()
         self.between = True
 

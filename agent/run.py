@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import logging
+import os
 import random
 import signal
 import traceback
@@ -28,6 +29,7 @@ from agent.logger import Logger, Terminal
 from agent.loop import Loop
 from agent.offline import Offline
 from agent.overlap import Overlapped
+from agent.ranks import RankLost, Ranks, lost
 from agent.summary import model_summary
 from agent.update import Update
 from configs import load as configs
@@ -130,9 +132,57 @@ def check_mode(config: Config) -> None:
         )
 
 
+def check_ranks(config: Config, count: int) -> None:
+    """Raises RunError for what `count` ranks cannot share."""
+    if count > 1 and config.replay.start != "zero":
+        raise RunError(
+            f"replay.start {config.replay.start} is for a run of one rank, whose rows and streams "
+            f"the states belong to; leave it at zero"
+        )
+    shared = {"batch.size": config.batch.size}
+    if config.loop.mode != "offline":
+        shared["env.count"] = config.env.count
+    for key, number in shared.items():
+        if number % count:
+            fit = [n for n in range(1, number + 1) if number % n == 0]
+            raise RunError(
+                f"{key} {number} is that of all ranks together and does not divide among {count}: "
+                f"choose a multiple of {count}, or start {' or '.join(map(str, fit))} ranks"
+            )
+
+
 def run(config: Config, given: set[str]) -> int:
-    """Train until done; returns the exit status."""
-    logging.basicConfig(level=logging.INFO, format="%(levelname)s %(name)s: %(message)s")
+    """Train until done; returns the exit status. Raises RankLost when another rank is gone."""
+    ranks = Ranks.of_torchrun()
+    level = logging.WARNING if ranks.number else logging.INFO
+    logging.basicConfig(level=level, format="%(levelname)s %(name)s: %(message)s")
+    notice = Notice(ranks.count > 1)
+    try:
+        ranks.begin(config.device, config.compile == "yes")
+    except ValueError as error:
+        raise RunError(str(error)) from None
+    with contextlib.ExitStack() as stack:
+        if ranks.number:  # the first one speaks for all
+            stack.enter_context(
+                contextlib.redirect_stdout(stack.enter_context(open(os.devnull, "w")))
+            )
+        try:
+            return run_folder(config, given, ranks, notice)
+        except Stopped as word:
+            print(f"stopped by {word} before its first step; nothing was to be saved", flush=True)
+            return 0
+        except Exception as error:
+            if ranks.count > 1 and lost(error):
+                raise RankLost(
+                    f"rank {ranks.number}: another rank has ended or is silent; the last "
+                    f"checkpoint is good: run the same command to resume"
+                ) from error
+            raise
+        finally:
+            ranks.end()
+
+
+def run_folder(config: Config, given: set[str], ranks: Ranks, notice: Notice) -> int:
     if config.replay.from_:
         # The same command may resume from elsewhere.
         source = str(Path(config.replay.from_).resolve())
@@ -140,23 +190,25 @@ def run(config: Config, given: set[str]) -> int:
     folder = Path(default_logdir(config))
     folder.mkdir(parents=True, exist_ok=True)
     lock = FileLock(folder / "lock")
-    try:
-        lock.acquire(timeout=1)  # agent.status holds it for an instant
-    except Timeout:
-        raise RunError(
-            f"another process is training in {folder}; choose another --logdir"
-        ) from None
-    with lock:
+
+    def hold() -> None:
         try:
-            return run_in(folder, config, given)
-        except Stopped as notice:
-            print(f"stopped by {notice} before its first step; nothing was to be saved", flush=True)
-            return 0
+            lock.acquire(timeout=1)  # agent.status holds it for an instant
+        except Timeout:
+            raise RunError(
+                f"another process is training in {folder}; choose another --logdir"
+            ) from None
+
+    ranks.first(hold)
+    with lock if ranks.number == 0 else contextlib.nullcontext():
+        try:
+            return run_in(folder, config, given, ranks, notice)
         except RunError:  # a command that cannot be followed leaves the folder as it is
             raise
-        except Exception:
-            with contextlib.suppress(OSError):  # the disk may be full
-                (folder / "error.txt").write_text(traceback.format_exc())
+        except Exception as error:
+            if not lost(error):  # whose cause the rank that is gone has written
+                with contextlib.suppress(OSError):  # the disk may be full
+                    (folder / "error.txt").write_text(traceback.format_exc())
             raise
 
 
@@ -165,10 +217,16 @@ class Stopped(BaseException):
 
 
 class Notice:
-    """Handles what asks to stop: tells the loop, or ends the start of a run."""
+    """Handles what asks to stop: tells the loop, or ends the start of a run alone.
 
-    def __init__(self) -> None:
+    One of several ranks cannot leave while the others wait for it: its start goes on, and the loop
+    ends before its first step.
+    """
+
+    def __init__(self, several: bool) -> None:
         self.loop: Loop | None = None
+        self.several = several
+        self.early: str | None = None
         # It inherits that this is ignored, and so outlives a notice to the whole group.
         signal.signal(signal.SIGUSR1, signal.SIG_IGN)
         resource_tracker.ensure_running()
@@ -177,41 +235,55 @@ class Notice:
 
     def __call__(self, number: int, frame: Any) -> None:
         name = signal.Signals(number).name
-        if self.loop is None:
+        if self.loop is not None:
+            self.loop.stop = name
+        elif self.several:
+            self.early = name
+        else:
             raise Stopped(name)
-        self.loop.stop = name
+
+    def tell(self, loop: Loop) -> None:
+        """From now on notices go to `loop`."""
+        self.loop = loop
+        loop.stop = loop.stop or self.early
 
 
-def run_in(folder: Path, config: Config, given: set[str]) -> int:
-    notice = Notice()
-    checkpoints = Checkpoints(folder / "checkpoints")
-    checkpoints.tidy()
-    published = checkpoints.published()
+def run_in(folder: Path, config: Config, given: set[str], ranks: Ranks, notice: Notice) -> int:
+    # The first rank alone writes the run's folder; what it chose is handed to the others.
+    checkpoints = Checkpoints(folder / "checkpoints") if ranks.number == 0 else None
+    if checkpoints:
+        checkpoints.tidy()
+    published = ranks.first(lambda: checkpoints.published())
     config_file = folder / "config.yaml"
     reasons: list[str] = []
 
-    def note(choice: tuple[Config, str]) -> Config:
-        reasons.append(choice[1])
-        return choice[0]
+    def note(choose: Any, *args: Any) -> Config:
+        config, why = ranks.first(lambda: choose(*args))
+        reasons.append(why)
+        return config
 
     if published:
-        saved = configs.load(config_file)
+        saved = ranks.first(lambda: configs.load(config_file))
         config = reconcile(config, saved, given)
         check_mode(config)
-        if by := limits.goes_on(folder, config.stop):
+        check_ranks(config, ranks.count)
+        if by := ranks.first(lambda: limits.goes_on(folder, config.stop)):
             print(f"{folder} has ended by {by}: raise that to go on", flush=True)
             return 0
         if config.stop != saved.stop:  # whoever looks at the run wants its limits of today
-            configs.save(dataclasses.replace(saved, stop=config.stop), config_file)
+            now = dataclasses.replace(saved, stop=config.stop)
+            ranks.first(lambda: configs.save(now, config_file))
         print(f"resuming {folder} from {published[-1].name}", flush=True)
     else:
         check_mode(config)
-        config = note(auto.choose_device(config))
-        config = note(auto.choose_threads(config))
+        check_ranks(config, ranks.count)
+        config = note(auto.choose_device, config)
+        config = note(auto.choose_threads, config, ranks.beside)
         if config.loop.mode == "offline":
             # One environment for its spaces, never stepped.
-            config = configs.replace_flat(config, {"env.count": 1, "env.processes": "no"})
-        config = note(auto.choose_envs(config, cheap(config.task)))
+            one = {"env.count": ranks.count, "env.processes": "no"}
+            config = configs.replace_flat(config, one)
+        config = note(auto.choose_envs, config, cheap(config.task), ranks.count, ranks.beside)
     reasons.append(choose_products(config.products))
     overlapped, offline = (config.loop.mode == mode for mode in ("overlapped", "offline"))
     if overlapped and config.env.processes == "no" and not cheap(config.task):
@@ -223,15 +295,17 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
     torch.set_num_threads(max(1, config.threads))
     seed_everything(config.seed)
     env, make = config.env, env_maker(config)
+    slots = ranks.share(env.count)
     try:
         pool = EnvPool(
             make,
-            env.count,
+            slots,
             config.seed,
             env.processes == "yes",
             reset_ticks=reset_ticks(config.task),
             timeout=env.timeout,
             restarts_per_hour=env.restarts_per_hour,
+            first=ranks.number * slots,
         )
     except ValueError as error:  # spaces that cannot be used
         raise RunError(f"--task {config.task}: {error}") from error
@@ -239,9 +313,11 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
     loader = logger = evaluator = None
     try:
         if not published:
-            config = note(auto.choose_size(config, given, pool.obs_space, pool.act_space))
+            spaces = pool.obs_space, pool.act_space
+            config = note(auto.choose_size, config, given, *spaces, ranks.count)
+            check_ranks(config, ranks.count)
             seed_everything(config.seed)
-        device = torch.device(config.device)
+        device = ranks.device(config.device)
         update = Update(config, pool.obs_space, pool.act_space).to(device)
         spec, state_bytes = fields(pool), 0
         if config.replay.start == "stored":
@@ -252,34 +328,46 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
                 raise RunError(str(error)) from None
             config = configs.replace_flat(config, {"replay.state_every": every})
         if not published:
-            config = note(auto.choose_precision(config, update))
+            config = note(auto.choose_precision, config, update)
             explicit = "replay.capacity" in given
+            steps = 0 if offline else config.stop.steps
             try:
-                capacity, message = fit_capacity(
-                    folder, spec, config.replay.capacity, explicit,
-                    0 if offline else config.stop.steps, state_bytes, config.replay.state_every,
+                capacity, message = ranks.first(
+                    lambda: fit_capacity(
+                        folder, spec, config.replay.capacity, explicit, steps,
+                        state_bytes, config.replay.state_every,
+                    )
                 )  # fmt: skip
             except ValueError as error:
                 raise RunError(str(error)) from None
             reasons.append(message)
+            if ranks.count > 1:
+                reasons.append(
+                    f"ranks {ranks.count}: each has {ranks.share(config.batch.size)} of "
+                    f"{config.batch.size} rows of a batch, {slots} of {env.count} environments and "
+                    f"{ranks.share(capacity):,} of {capacity:,} steps of the replay"
+                )
             config = configs.replace_flat(config, {"replay.capacity": capacity})
-            configs.save(config, config_file)
             print(configs.render(config))
             print("\n".join(reasons), flush=True)
-            (folder / "choices.txt").write_text("\n".join(reasons) + "\n")
+            if ranks.number == 0:
+                configs.save(config, config_file)
+                (folder / "choices.txt").write_text("\n".join(reasons) + "\n")
         update.config = config
         try:
             replay = Replay(
                 folder / "replay",
                 spec,
-                env.count,
-                config.replay.capacity,
+                slots,
+                ranks.share(config.replay.capacity),
                 int(config.replay.ram_gb * 1e9),
-                int(config.replay.disk_gb * 1e9) or None,
+                ranks.share(int(config.replay.disk_gb * 1e9)) or None,
                 online=config.replay.online,
                 source=Path(config.replay.from_) if config.replay.from_ else None,
                 state_bytes=state_bytes,
                 state_every=config.replay.state_every,
+                shard=ranks.number,
+                shards=ranks.count,
             )
         except ValueError as error:
             raise RunError(f"--replay.from: {error}") from None
@@ -288,9 +376,9 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
         batch = config.batch
         loader = Loader(
             replay,
-            batch.size,
+            ranks.share(batch.size),
             batch.length,
-            (config.seed, 0),
+            (config.seed, ranks.number),
             device,
             depth=2 if overlapped else 1,
             exact=not overlapped,
@@ -298,23 +386,26 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
             rows=Rows(replay) if config.replay.start == "stream" else None,
         )
         parts = Checkpoints.load(published[-1]) if published else None
-        flops = 0 if parts else auto.count_flops(update, batch.size, batch.length)
+        flops = 0
         if not parts:
-            (folder / "model.txt").write_text(model_summary(update, flops))
+            flops = ranks.first(lambda: auto.count_flops(update, batch.size, batch.length))
+            ranks.first(lambda: (folder / "model.txt").write_text(model_summary(update, flops)))
         logged = parts["run"]["env_step"] if parts else 0
         if parts and offline:
             logged = parts["learner"]["updates"]
-        table = bsuite_file(folder, config.task)
-        logger = Logger(folder, logged, table and EpisodeTable(table))
-        kept = KeptBatches(folder / "nonfinite")
-        learner = Learner(update, config.seed, config.precision, config.compile == "yes", kept)
-        actor = Actor(update, env.count, config.seed)
-        if config.eval.every:
+        if ranks.number == 0:
+            table = bsuite_file(folder, config.task)
+            logger = Logger(folder, logged, table and EpisodeTable(table))
+        kept = KeptBatches(folder / "nonfinite", ranks.number)
+        compiled = config.compile == "yes"
+        learner = Learner(update, config.seed, config.precision, compiled, kept, ranks)
+        actor = Actor(update, slots, config.seed, rank=ranks.number)
+        if config.eval.every and logger:
             begun = parts["run"]["agent_step"] if parts else 0
             evaluator = Evaluator(config, folder, logger, begun)
         loop = (Overlapped if overlapped else Offline if offline else Loop)(
             config, pool, actor, learner, replay, loader, logger, terminal, checkpoints, flops,
-            evaluator,
+            evaluator, ranks,
         )  # fmt: skip
         if parts:
             try:
@@ -329,11 +420,11 @@ def run_in(folder: Path, config: Config, given: set[str]) -> int:
         widths = update.actor.inputs
         print(f"policy features {config.behaviour.features}: {widths} numbers", flush=True)
 
-        notice.loop = loop
+        notice.tell(loop)
         end = loop.run()
-        if end:
+        if end and ranks.number == 0:
             limits.mark(folder, end)
-        word = f"done, by {end['by']}," if end else f"stopped by {loop.stop}"
+        word = f"done, by {end['by']}," if end else f"stopped by {loop.stop or loop.leaving}"
         where = f"step {loop.agent_step:,}, update {learner.updates:,}"
         print(f"{word} at {where}; run the same command to go on", flush=True)
         return 0

@@ -20,7 +20,11 @@ def key(seed: int, purpose: str, counter: int = 0, rank: int = 0) -> int:
 
 
 def generator(
-    seed: int, purpose: str, counter: int = 0, device: torch.device | str = "cpu"
+    seed: int,
+    purpose: str,
+    counter: int = 0,
+    device: torch.device | str = "cpu",
+    rank: int = 0,
 ) -> torch.Generator:
-    """A torch generator on `device` at the start of the stream (seed, purpose, counter)."""
-    return torch.Generator(device).manual_seed(key(seed, purpose, counter))
+    """A torch generator on `device` at the start of the stream (seed, purpose, counter, rank)."""
+    return torch.Generator(device).manual_seed(key(seed, purpose, counter, rank))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import sys
 
 from configs import process
@@ -11,6 +12,13 @@ from configs import process
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0 when done or stopped on request, 2 for a wrong command, 1 for a failure."""
     argv = sys.argv[1:] if argv is None else argv
+    first = os.environ.get("RANK", "0") == "0"  # of several ranks one speaks
+
+    def refuse(error: object) -> int:
+        if first:
+            print(f"error: {error}", file=sys.stderr)
+        return 2
+
     from configs.load import ConfigError, explicit, help_text, resolve
 
     if "--help" in argv or "-h" in argv:
@@ -22,23 +30,26 @@ def main(argv: list[str] | None = None) -> int:
 
         check_task(config.task)
     except (ConfigError, ValueError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    print(f"{config.task}, core {config.core}: starting ...", flush=True)
-    from agent.run import RunError, run
+        return refuse(error)
+    if first:
+        print(f"{config.task}, core {config.core}: starting ...", flush=True)
+    from agent.run import RankLost, RunError, run
 
     try:
         return run(config, explicit(argv))
     except RunError as error:
+        return refuse(error)
+    except RankLost as error:
         print(f"error: {error}", file=sys.stderr)
-        return 2
+        return 1
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         reason = error.strerror or ""
         if not reason.startswith("disk full"):
             reason = f"disk full: {error}; free space and run the same command to resume"
-        print(f"error: {reason}", file=sys.stderr)
+        if first:
+            print(f"error: {reason}", file=sys.stderr)
         return 1
 
 

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from agent.ages import norm_by_age
 from agent.imagination import Trajectory, imagine
 from agent.policy import make_policy
+from agent.ranks import of_all_ranks
 from agent.returns import lambda_return, percentile_range
 from configs.schema import Config
 from worldmodels.dists import BINS, twohot_losses, twohot_mean
@@ -138,9 +139,10 @@ class Update(nn.Module):
         discount = world.discount
         # The first factor is the model's own estimate that the start is not an end.
         weight = (cont.detach().cumprod(0) / discount)[:-1]
-        with torch.no_grad():
-            rate = behaviour.return_rate if self.training else 0.0
-            self.return_range.lerp_(percentile_range(returns.detach()), rate)
+        if self.training:
+            with torch.no_grad():
+                bounds = percentile_range(of_all_ranks(returns.detach()))
+                self.return_range.lerp_(bounds, behaviour.return_rate)
         low, high = self.return_range
         scale = (high - low).clamp(min=behaviour.return_floor)
         advantage = (returns - value[:-1]) / scale

@@ -24,7 +24,9 @@ def setting(default: Any, meaning: str) -> Any:
 
 @dataclass(frozen=True)
 class EnvConfig:
-    count: int = setting(0, "environments stepped side by side; 0: by cores and RAM")
+    count: int = setting(
+        0, "environments stepped side by side, all ranks together; 0: by cores and RAM"
+    )
     processes: Literal["auto", "yes", "no"] = setting(
         "auto", "one process per environment; auto: no for environments cheaper than a message"
     )
@@ -40,8 +42,10 @@ class EnvConfig:
 @dataclass(frozen=True)
 class ReplayConfig:
     capacity: int = setting(10_000_000, "steps kept, first in first out; all ranks together")
-    ram_gb: float = setting(1.0, "RAM for decoded blocks, GB")
-    disk_gb: float = setting(0.0, "disk budget, GB; 0: what is free, less a reserve")
+    ram_gb: float = setting(1.0, "RAM for decoded blocks, GB; of each rank")
+    disk_gb: float = setting(
+        0.0, "disk budget, GB, all ranks together; 0: what is free, less a reserve"
+    )
     from_: str = setting("", "folder of another run or replay, sampled beside one's own, unchanged")
     online: bool = setting(
         True, "fresh windows are trained on once before uniform sampling; start stream: never"
@@ -58,14 +62,16 @@ class ReplayConfig:
 
 @dataclass(frozen=True)
 class BatchConfig:
-    size: int = setting(16, "rows B of a batch")
+    size: int = setting(16, "rows B of a batch, all ranks together; each has an equal share")
     length: int = setting(64, "steps T of a row: the longest dependency that can be learned")
 
 
 @dataclass(frozen=True)
 class LoopConfig:
     train_ratio: float = setting(32.0, "replayed steps per agent step; may be a fraction")
-    fill: int = setting(0, "agent steps before the first update; 0: one batch (size x length)")
+    fill: int = setting(
+        0, "agent steps before the first update, of all ranks; 0: one batch (size x length)"
+    )
     mode: Literal["overlapped", "lockstep", "offline"] = setting(
         "overlapped",
         "acting beside learning; in turns: slower, but a run can be repeated; or no acting at all: "

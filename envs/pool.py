@@ -236,15 +236,17 @@ class EnvPool:
         timeout: float = 120.0,
         restarts_per_hour: int = 10,
         purpose: str = "train",
+        first: int = 0,
     ):
-        """`make` is picklable; `timeout` in seconds; `purpose` is `train` or `eval`.
+        """`make` is picklable; `timeout` in seconds; `purpose` is `train` or `eval`; `first` is
+        the number of its first slot among those of several pools, which seeds go by.
 
         An environment that cannot be built raises its own error; in a worker ValueError alone is
         handed on, others are a RuntimeError with the traceback.
         """
         self.make, self.count, self.seed, self.processes = make, count, seed, processes
         self.reset_ticks, self.timeout, self.purpose = reset_ticks, timeout, purpose
-        self.restarts_per_hour, self.restarts = restarts_per_hour, 0
+        self.restarts_per_hour, self.restarts, self.first = restarts_per_hour, 0, first
         self.restart_times: deque[float] = deque()
         self.tick = 0
         self.episode = [0] * count
@@ -281,7 +283,7 @@ class EnvPool:
             slot.connect(self.timeout)
 
     def seed_of(self, slot: int, episode: int) -> int:
-        return episode_seed(self.seed, slot, episode, self.purpose)
+        return episode_seed(self.seed, self.first + slot, episode, self.purpose)
 
     def begin_episode(self, index: int) -> None:
         self.actions[index] = []

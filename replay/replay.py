@@ -48,8 +48,11 @@ class Replay:
         source: Path | None = None,
         state_bytes: int = 0,
         state_every: int = 0,
+        shard: int = 0,
+        shards: int = 1,
     ):
-        """One folder per process; what is in it counts only after `restore`.
+        """What is in `folder` counts only after `restore`. Processes may share it as `shards` of
+        equally many streams, `shard` the number of this one's.
 
         fields: name -> (dtype, shape) of one step; capacity: steps over all streams; ram_bytes:
         for decoded blocks; disk_bytes: for the blocks that can be sampled; online: see `draw`;
@@ -61,8 +64,9 @@ class Replay:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.layout = folder, Layout(fields)
         self.capacity, self.disk_bytes, self.online = capacity, disk_bytes, online
-        self.streams = streams
-        self.segments = [Segments(folder, stream, self.layout) for stream in range(streams)]
+        self.streams, self.shards = streams, shards
+        numbers = range(shard * streams, (shard + 1) * streams)
+        self.segments = [Segments(folder, number, self.layout) for number in numbers]
         self.source = Source(source, self.layout) if source else None
         self.states: States | None = None
         if state_bytes:
@@ -235,7 +239,9 @@ class Replay:
     ) -> list[tuple[int, int]]:
         spans = self.starts(length)
         starts = np.array([high - low for low, high in spans])
-        edges = np.cumsum(starts)
+        # Each shard stands for all of them beside a source, which every one has whole.
+        weight = np.where(np.arange(len(starts)) < self.streams, self.shards, 1)
+        edges = np.cumsum(weight * starts)
         if not edges[-1]:
             longest = max(n - BLOCK * f for n, f in zip(*self.ranges(), strict=True))
             raise ValueError(
@@ -249,7 +255,7 @@ class Replay:
         random = np.random.Generator(np.random.Philox(np.random.SeedSequence([len(key), *key])))
         index = random.integers(edges[-1], size=count - len(positions))
         stream = np.searchsorted(edges, index, side="right")
-        offset = index - (edges - starts)[stream]
+        offset = (index - (edges - weight * starts)[stream]) // weight[stream]
         for s, start in zip(stream.tolist(), offset.tolist(), strict=True):
             number = spans[s][0] + start
             positions.append((s, self.states.steps[s][number] if self.states else number))

@@ -30,6 +30,7 @@ def commands(text: str) -> list[list[str]]:
     lines += re.findall(r"^(?: {4}|\t)(.*)$", prose, re.M) + re.findall(r"`([^`\n]+)`", prose)
     found = []
     for line in lines:
+        line = re.sub(r"^torchrun .*?(?=-m )", "python ", line.strip())
         match = re.search(r"(?:^|[\s/=;&])(python3? -m [\w.]+.*|make(?= |$).*)$", line.strip())
         if match:
             shown = re.split(r"\s+#|\s&&|\s\||;", match[1])[0]

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from agent.loop import updates_due
+from agent.counters import updates_due
 from agent.optim import LaProp
 from agent.policy import BoundedNormal, Categorical
 from agent.returns import lambda_return, percentile_range
