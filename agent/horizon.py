@@ -80,7 +80,7 @@ def errors(truth: Tensor, guess: Tensor, kind: str, classes: tuple[int, ...] = (
 
 
 def imagined(update: Any, batch: dict[str, Tensor], context: int, seed: int) -> tuple[Errors, ...]:
-    """Errors after `context` steps of `batch`: of the mean of the draws, and of a draw on average."""
+    """Errors after `context` steps of `batch`, of the mean of the draws and of a draw alone."""
     h, z = media.roll(update, batch, context, seeding.generator(seed, "diagnose", context))
     truth, kind = truths(update, batch), kinds(update)
     ahead = {key: value[:, context:] for key, value in truth.items()}
@@ -197,7 +197,7 @@ def plot(figure: Any, result: dict[str, Any]) -> None:
 
 
 def lines(result: dict[str, Any]) -> list[str]:
-    ahead = [h for h in (1, 4, 16, 64) if h <= result["ahead"][-1]]
+    ahead = powers(result["ahead"][-1])
     out = [f"{'error':12} {'context':>8}" + "".join(f"{f'{h} ahead':>11}" for h in ahead)]
     for key, errs in result["errors"].items():
         shown = {**errs["context"], "repeat": errs["repeat"], "mean": errs["mean"]}

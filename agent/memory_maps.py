@@ -134,7 +134,8 @@ def measure(run: Recording) -> dict[str, Any]:
     maps = maps_of(core, run.core_inputs(batch), batch["is_first"])
     return {
         "about": "by step of the episode, means over heads and episodes; "
-        "reads[layer][place][step]: share of the attention of the step that goes to this slot or memory token; "
+        "reads[layer][place][step]: share of the attention of the step that goes to this slot "
+        "or memory token; "
         "writes[layer][step]: share of the step in what its segment wrote; "
         "changed[memory][place][step]: how far the slot or token moved with the step",
         "place": "slot" if isinstance(core, Elmur) else "memory token",

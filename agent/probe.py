@@ -103,7 +103,8 @@ def score(features: Tensor, targets: Tensor, episode: Tensor, label: str, kind: 
 
     def held_out(learns: Tensor, counts: Tensor, decay: float) -> float:
         mean, std = features[learns].mean(0), features[learns].std(0)
-        inputs = (features - mean) / (std + 1e-3)
+        # What never changed while learning says nothing, whatever it does later.
+        inputs = torch.where(std > 1e-6, (features - mean) / std, 0.0)
         model = fit(inputs[learns], (label, targets[learns]), outputs, kind, decay)
         with torch.no_grad():
             return score_of(label, model(inputs[counts]), targets[counts])
@@ -223,8 +224,8 @@ def measure(
         )
     return {
         "about": "scores on held-out episodes of models that read a label from h, x and z at a "
-        "step of the episode; chance: of the best constant; told: of a model that gets only what all "
-        "get besides the latents (place and direction)",
+        "step of the episode; chance: of the best constant; told: of a model that gets only what "
+        "all get besides the latents (place and direction)",
         "episodes": len(run.episodes),
         "labels": found,
     }

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agent.horizon import WORDS, imagined, kinds, table
+from agent.horizon import WORDS, imagined, kinds, powers, table
 from agent.recording import Recording
 
 CUES = {"bsuite_memory_": ("vector", 2), "tmaze_": ("vector", 0)}  # shown at step 0, by task
@@ -33,7 +33,7 @@ def cue(task: str) -> tuple[str, int] | None:
 
 def by_context(run: Recording) -> dict[str, Any]:
     found = table(run)
-    steps = [h for h in (1, 4, 16, 64) if h <= found.repeat["reward"].shape[1]]
+    steps = powers(found.repeat["reward"].shape[1])
     out = {}
     for key, kind in kinds(run.update).items():
         errs = {

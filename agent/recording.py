@@ -155,6 +155,7 @@ def record(
     if steps:
         config = configs.replace_flat(config, {"env.time_limit": steps})
     choose_products(config.products)
+    torch.set_num_threads(1)  # many small operators, beside other processes
     pool = pool_of(config, max(1, episodes), labels=True)
     try:
         update = Update(config, pool.obs_space, pool.act_space).eval().requires_grad_(False)

@@ -1,7 +1,7 @@
 """Diagnostic `spectrum`: how long the states of core `s3m` remember, from its weights alone.
 
 A state decays by |a| a step, a = exp(dt lambda) or its bilinear form: its half-life is
-log(1/2) / log|a| steps. Beside it what initialisation spans, with Re(lambda) = -1/2 and dt between
+log(2) / log(1 / |a|) steps. Beside it what initialisation spans: Re(lambda) = -1/2, dt between
 its two settings.
 """
 
@@ -19,7 +19,7 @@ from worldmodels.s3m import SSM
 
 def half_life(decay: Tensor) -> Tensor:
     """Steps after which what decays by the factor `decay` a step has halved; inf for 1."""
-    return math.log(0.5) / decay.double().log()
+    return math.log(2) / (1 / decay.double()).log()
 
 
 @torch.no_grad()
