@@ -51,9 +51,9 @@ def plain(value: Any) -> Any:
 def draw(path: Path, module: Any, result: dict[str, Any], title: str) -> None:
     from matplotlib.figure import Figure
 
-    figure = Figure(layout=None)
+    figure = Figure(layout="constrained")
     module.plot(figure, result)
-    figure.suptitle(title, y=1.0, va="bottom")
+    figure.suptitle(title, fontsize="medium")
     figure.savefig(path, bbox_inches="tight", dpi=120)
 
 
@@ -110,15 +110,15 @@ def write(folder: Path, about: dict[str, Any], made: dict[str, Any]) -> None:
     before = json.loads(file.read_text()) if file.exists() else {}
     if before.get("update") != about["update"]:
         before = {}
-    made = {**before.get("diagnostics", {}), **made}
+    every = {**before.get("diagnostics", {}), **made}
     skipped = {**before.get("skipped", {}), **about["skipped"]}
-    about = {**about, "skipped": {k: v for k, v in skipped.items() if k not in made}}
-    file.write_text(json.dumps({**about, "diagnostics": made}, indent=1) + "\n")
+    about = {**about, "skipped": {k: v for k, v in skipped.items() if k not in every}}
+    file.write_text(json.dumps({**about, "diagnostics": every}, indent=1) + "\n")
     for name, module in MODULES.items():
         path = folder / f"{name}.png"
-        if name not in made:
+        if name not in every:
             path.unlink(missing_ok=True)
-        elif importlib.util.find_spec("matplotlib"):
+        elif name in made and importlib.util.find_spec("matplotlib"):
             title = f"{about['task']}, {about['core']}, step {about['agent_step']:,}: {name}"
             draw(path, module, made[name], title)
 

@@ -191,7 +191,8 @@ def plot(figure: Any, result: dict[str, Any]) -> None:
         axes.plot(ahead, errs["single"], "C0:", lw=1, label="one draw, longest context")
         axes.plot(ahead, errs["repeat"], "C1--", lw=1, label="repeat the last step")
         axes.plot(ahead, errs["mean"], "k-.", lw=1, label="mean")
-        axes.set(title=key, xlabel="steps ahead", ylabel=errs["is"])
+        axes.set_title(f"{key}: {errs['is']}", fontsize="small")
+        axes.set_xlabel("steps ahead")
         axes.set_ylim(bottom=0)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 from unittest.mock import patch
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -147,8 +148,13 @@ def measure(run: Recording) -> dict[str, Any]:
     }
 
 
+def array(values: Any) -> np.ndarray:
+    """Nested lists in which null is not a number."""
+    return np.array(values, float)
+
+
 def plot(figure: Any, result: dict[str, Any]) -> None:
-    reads, writes, changed = (torch.tensor(result[k]) for k in ("reads", "writes", "changed"))
+    reads, writes, changed = (array(result[key]) for key in ("reads", "writes", "changed"))
     figure.set_size_inches(9, 1.5 * (len(reads) + len(changed)) + 1.8)
     panels = figure.subplots(len(reads) + len(changed) + 1, 1, sharex=True)
     names = [f"read by layer {n}" for n in range(len(reads))]
@@ -160,15 +166,14 @@ def plot(figure: Any, result: dict[str, Any]) -> None:
         axes.set_ylabel("layer" if name.startswith("writes") else result["place"])
         axes.yaxis.get_major_locator().set_params(integer=True)
     panels[-1].set_xlabel(f"step of the episode (segments of {result['segment']})")
-    figure.subplots_adjust(hspace=0.55)
 
 
 def lines(result: dict[str, Any]) -> list[str]:
-    reads, writes = torch.tensor(result["reads"]), torch.tensor(result["writes"])
+    reads, writes = array(result["reads"]), array(result["writes"])
     out = [f"{'layer':>5} {'on memory':>10} {'largest place':>14} {'last quarter of segments':>25}"]
-    quarter = torch.arange(writes.shape[1]) % result["segment"] >= 0.75 * result["segment"]
+    quarter = np.arange(writes.shape[1]) % result["segment"] >= 0.75 * result["segment"]
     segments = max(1, writes.shape[1] // result["segment"])
     for n, layer in enumerate(reads):
-        late = writes[min(n, len(writes) - 1), quarter].nansum().item() / segments
+        late = np.nansum(writes[min(n, len(writes) - 1), quarter]) / segments
         out.append(f"{n:5} {layer.sum(0).mean():10.3f} {layer.mean(1).max():14.3f} {late:25.3f}")
     return out

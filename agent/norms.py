@@ -47,8 +47,10 @@ def plot(figure: Any, result: dict[str, Any]) -> None:
     axes.axvline(result["trained_length"], color="grey", lw=1, ls=":", label="length of training")
     axes.set(xlabel="age in the episode (steps)", ylabel="norm, mean and deviation")
     axes.set_xscale("symlog", base=2, linthresh=1)
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.set_xlim(left=-0.2)
     axes.set_ylim(bottom=0)
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.15), fontsize="small")
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.15), fontsize="small", ncols=3)
 
 
 def lines(result: dict[str, Any]) -> list[str]:

@@ -240,13 +240,16 @@ def plot(figure: Any, result: dict[str, Any]) -> None:
         rows = label["rows"]
         ages = [row["age"] for row in rows]
         colours = {"h": "C0", "x": "C1", "z": "C2", "told": "C7"}
-        for key in rows[0].keys() - {"age", "rows", "chance"}:
+        for key in [key for key in rows[0] if key not in ("age", "rows", "chance")]:
             part, kind = key.split("/")
-            style = {"color": colours[part], "ls": "-" if kind == "linear" else "--"}
+            # Where lines lie upon one another, the wide ones still show.
+            style = {"lw": 4, "alpha": 0.4} if kind == "linear" else {"lw": 1.2, "ls": "--"}
+            style["color"] = colours[part]
             values = [row[key] for row in rows]
             axes.plot(ages, values, marker="o", ms=3, label=f"{part}, {kind}", **style)
         axes.plot(ages, [row["chance"] for row in rows], "k-.", lw=1, label="best constant")
-        axes.set(title=name, xlabel="step of the episode", ylabel=f"held out: {label['is']}")
+        axes.set_title(f"{name}: {label['is']}, held out", fontsize="small")
+        axes.set_xlabel("step of the episode")
         if label["is"].startswith("share"):
             axes.set_ylim(top=1.03)
     axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")

@@ -138,8 +138,10 @@ def plot(figure: Any, result: dict[str, Any]) -> None:
     for axes, (key, errs) in zip(panels, found.items(), strict=False):
         for ahead, values in errs["ahead"].items():
             axes.plot(lengths, values, marker="o", ms=3, label=f"{ahead} ahead")
-        axes.set(title=key, xlabel="length of the context", ylabel=errs["is"])
+        axes.set_title(f"{key}: {errs['is']}", fontsize="small")
+        axes.set_xlabel("length of the context")
         axes.set_xscale("log", base=2)
+        axes.xaxis.set_major_formatter("{x:g}")
         axes.set_ylim(bottom=0)
         axes.legend(fontsize="small")
     for axes, name in zip(panels[len(found) :], views, strict=True):
@@ -150,15 +152,17 @@ def plot(figure: Any, result: dict[str, Any]) -> None:
                 xy = zip(*((row["age"], row["error"]) for row in some), strict=True)
                 axes.plot(*xy, marker="o", ms=3, label=f"{blind} imagined")
             xy = zip(*((row["age"], row["mean"]) for row in rows), strict=True)
-            axes.plot(*xy, "k.", ms=3, label="mean reward")
-            axes.set(title="reward that the cue decides", xlabel="age of the cue (steps)")
+            axes.plot(*xy, "k_", ms=9, label="mean reward")
+            axes.set_title("reward that the cue decides: absolute error", fontsize="small")
+            axes.set_xlabel("age of the cue (steps)")
+            axes.xaxis.get_major_locator().set_params(integer=True)
         else:
-            for line in rows[0].keys() - {"age", "pictures"}:
+            for line in [key for key in rows[0] if key not in ("age", "pictures")]:
                 axes.plot(
                     [r["age"] for r in rows], [r[line] for r in rows], marker="o", ms=3, label=line
                 )
-            axes.set(title="pictures, by age of the view", xlabel="steps since it was seen")
-        axes.set_ylabel(WORDS["reward"] if name == "reward" else result[name]["is"])
+            axes.set_title(f"picture of a place: {result[name]['is']}", fontsize="small")
+            axes.set_xlabel("steps since the view was seen")
         axes.set_ylim(bottom=0)
         axes.legend(fontsize="small")
 

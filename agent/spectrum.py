@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -45,7 +46,7 @@ def measure(run: Recording) -> dict[str, Any]:
     layers = [layer_spectrum(layer) for layer in run.update.world.core.layers]
     return {
         "about": "of each state of each layer: half_life in steps, period of its turn in steps "
-        "(null: it does not turn), and the learned dt; initial: the shortest and the longest "
+        "(null: for ever), and the learned dt; initial: the shortest and the longest "
         "half-life at initialisation",
         "initial": initial_range(settings.dt_min, settings.dt_max),
         "dt_range": [settings.dt_min, settings.dt_max],
@@ -54,32 +55,37 @@ def measure(run: Recording) -> dict[str, Any]:
     }
 
 
+def lives_of(result: dict[str, Any]) -> list[np.ndarray]:
+    """Half-lives by layer; null, for one that never ends, as infinity."""
+    found = [np.array(layer["half_life"], float) for layer in result["layers"]]
+    return [np.where(np.isnan(lives), np.inf, lives) for lives in found]
+
+
 def plot(figure: Any, result: dict[str, Any]) -> None:
-    layers = result["layers"]
-    figure.set_size_inches(9, 2 * len(layers) + 1)
-    lives = torch.tensor([layer["half_life"] for layer in layers])
-    finite = lives[torch.isfinite(lives) & (lives > 0)].log2()
-    low, high = finite.min().floor().item(), finite.max().ceil().item() + 1e-6
-    edges = [2 ** (low + (high - low) * n / 40) for n in range(41)]
-    for n, (axes, dots) in enumerate(figure.subplots(len(layers), 2, squeeze=False, sharex="col")):
-        axes.hist(layers[n]["half_life"], bins=edges, color="C0", label="states")
+    lives = lives_of(result)
+    figure.set_size_inches(9, 2 * len(lives) + 1)
+    finite = np.concatenate(lives)
+    finite = finite[np.isfinite(finite)]
+    edges = np.geomspace(finite.min() * 0.99, finite.max() * 1.01, 41)
+    for n, (axes, dots) in enumerate(figure.subplots(len(lives), 2, squeeze=False, sharex="col")):
+        axes.hist(lives[n], bins=edges, color="C0", label="states")
         axes.axvspan(*result["initial"], color="C1", alpha=0.15, label="at initialisation")
         axes.axvline(result["trained_length"], color="grey", ls=":", label="length of training")
         axes.set_xscale("log", base=2)
-        axes.set_ylabel(f"layer {n}")
-        dots.plot(layers[n]["half_life"], layers[n]["dt"], ".", ms=3)
+        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_ylabel(f"layer {n}: states")
+        dots.plot(lives[n], result["layers"][n]["dt"], ".", ms=3)
         dots.set(xscale="log", yscale="log")
         dots.axhspan(*result["dt_range"], color="C1", alpha=0.15)
         dots.set_ylabel("learned dt")
     axes.set_xlabel("half-life (steps)")
     dots.set_xlabel("half-life (steps)")
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.4), fontsize="small", ncols=3)
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.3), fontsize="small", ncols=3)
 
 
 def lines(result: dict[str, Any]) -> list[str]:
     out = [f"{'layer':>5} {'half-life: 5 %':>15} {'median':>9} {'95 %':>9} {'longest':>9}"]
-    for n, layer in enumerate(result["layers"]):
-        lives = torch.tensor(layer["half_life"], dtype=torch.float64)
-        low, middle, high = torch.quantile(lives, torch.tensor([0.05, 0.5, 0.95]).double()).tolist()
+    for n, lives in enumerate(lives_of(result)):
+        low, middle, high = np.quantile(lives, [0.05, 0.5, 0.95])
         out.append(f"{n:5} {low:15.1f} {middle:9.1f} {high:9.1f} {lives.max():9.1f}")
     return out

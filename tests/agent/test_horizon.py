@@ -86,9 +86,7 @@ def test_contexts_of_all_lengths_end_at_the_same_step(monkeypatch):
     result = horizon.measure(run)
     assert result["ahead"] == [1, 2, 3, 4, 5, 6]
     assert result["errors"]["reward"]["context"] == {1: [1] * 6, 4: [4] * 6, 6: [6] * 6}
-    assert recall.by_context(run)["errors"]["reward"]["ahead"] == dict.fromkeys(
-        (1, 4, 6), [1, 4, 6]
-    )
+    assert recall.by_context(run)["errors"]["reward"]["ahead"] == {h: [1, 4, 6] for h in (1, 4, 6)}
 
 
 def test_the_deciding_reward_is_the_last_one_and_its_age_that_of_the_cue(monkeypatch):
