@@ -33,7 +33,7 @@ MODULES = {
     "spectrum": spectrum,
 }
 CORES = {"memory": ("elmur", "rate"), "spectrum": ("s3m",)}  # those that have it
-AGES = {"memory_maze": [4, 64, 256, 512, 960], "": [1, 4, 16, 64, 256]}
+AGES = {"memory_maze": [4, 64, 256, 512, 960], "": [1, 2, 4, 8, 16, 32, 64, 128, 256]}
 EXPLORE = 0.5
 
 

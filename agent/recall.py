@@ -20,7 +20,7 @@ from agent.horizon import WORDS, imagined, kinds, powers, table
 from agent.recording import Recording
 
 CUES = {"bsuite_memory_": ("vector", 2), "tmaze_": ("vector", 0)}  # shown at step 0, by task
-BLIND = (1, 4, 16)
+BLIND = (1, 4, 16)  # last steps that are imagined, besides all of them
 TURN = math.cos(math.radians(30))
 STARTS = (1, 4, 16, 64)  # of the bins of ages
 QUERIES = 64  # of one age at most
@@ -55,11 +55,12 @@ def queries(run: Recording) -> dict[int, list[dict[str, Any]]]:
 
 
 def by_cue(run: Recording) -> dict[str, Any]:
-    """Error of the deciding reward when all, or all but the last few, steps before it are seen."""
+    """Error of the deciding reward when all, all but the last few, or none of the steps between it
+    and the cue are seen."""
     rows: list[dict[str, Any]] = []
     for age, episodes in sorted(queries(run).items()):
         batch = run.batch(episodes[:QUERIES])
-        for blind in (h for h in BLIND if h <= age):
+        for blind in [*(h for h in BLIND if h < age), age]:
             mean, _ = imagined(run.update, batch, age + 1 - blind, run.config.seed)
             rows.append(
                 {
@@ -119,7 +120,8 @@ def measure(run: Recording) -> dict[str, Any]:
     out: dict[str, Any] = {
         "about": "error against the age of the information it needs; context: by length of the "
         "context, at so many steps ahead; reward: of the reward that the cue decides, by steps "
-        "since the cue, with so many last steps imagined (blind; 1: all before it were seen); "
+        "since the cue, with so many last steps imagined (blind; 1: all before it were seen, as "
+        "many as the age: the cue alone was); "
         "place: of pictures, by steps since the same view was last seen within the context",
         "context": by_context(run),
     }
@@ -141,17 +143,19 @@ def plot(figure: Any, result: dict[str, Any]) -> None:
         axes.set_title(f"{key}: {errs['is']}", fontsize="small")
         axes.set_xlabel("length of the context")
         axes.set_xscale("log", base=2)
-        axes.xaxis.set_major_formatter("{x:g}")
+        axes.set_xticks(lengths, lengths)
         axes.set_ylim(bottom=0)
         axes.legend(fontsize="small")
     for axes, name in zip(panels[len(found) :], views, strict=True):
         rows = result[name]["rows"]
         if name == "reward":
-            for blind in dict.fromkeys(row["blind"] for row in rows):
-                some = [row for row in rows if row["blind"] == blind]
-                xy = zip(*((row["age"], row["error"]) for row in some), strict=True)
-                axes.plot(*xy, marker="o", ms=3, label=f"{blind} imagined")
-            xy = zip(*((row["age"], row["mean"]) for row in rows), strict=True)
+            for blind in (*BLIND, "all"):
+                some = [
+                    r for r in rows if blind == ("all" if r["blind"] == r["age"] else r["blind"])
+                ]
+                xy = [[row[key] for row in some] for key in ("age", "error")]
+                axes.plot(*xy, marker="o", ms=4, label=f"{blind} imagined")
+            xy = [[row[key] for row in rows] for key in ("age", "mean")]
             axes.plot(*xy, "k_", ms=9, label="mean reward")
             axes.set_title("reward that the cue decides: absolute error", fontsize="small")
             axes.set_xlabel("age of the cue (steps)")

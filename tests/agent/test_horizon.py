@@ -96,11 +96,12 @@ def test_the_deciding_reward_is_the_last_one_and_its_age_that_of_the_cue(monkeyp
     rows = by_cue(run)["rows"]
     assert [(row["age"], row["blind"], row["episodes"]) for row in rows] == [
         (2, 1, 3),
+        (2, 2, 3),
         (4, 1, 1),
         (4, 4, 1),
     ]
-    # All before the reward are seen, or all but the last of them.
-    assert asked == [([0, 1, 2], 2), ([0, 1, 2, 3, 4], 4), ([0, 1, 2, 3, 4], 1)]
+    # All before the reward are seen, or the first alone.
+    assert asked == [([0, 1, 2], n) for n in (2, 1)] + [([0, 1, 2, 3, 4], n) for n in (4, 1)]
     assert rows[0]["mean"] == pytest.approx(8 / 9)
 
 
