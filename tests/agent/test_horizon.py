@@ -91,7 +91,7 @@ def test_contexts_of_all_lengths_end_at_the_same_step(monkeypatch):
 
 def test_the_deciding_reward_is_the_last_one_and_its_age_that_of_the_cue(monkeypatch):
     asked = remembering(monkeypatch)
-    run = run_of([0, 0, 1], [0, 0, 0, 0, -1], [0, 0, 1], [0, 0, 0], [0, 0, -1, 0])
+    run = run_of([0, 0, 1], [0, 0, 1, 0, -1], [0, 0, 1], [0, 0, 0], [0, 0, -1, 0])
     assert {age: len(rows) for age, rows in queries(run).items()} == {2: 3, 4: 1}
     rows = by_cue(run)["rows"]
     assert [(row["age"], row["blind"], row["episodes"]) for row in rows] == [

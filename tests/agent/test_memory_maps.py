@@ -101,6 +101,21 @@ def test_the_first_step_of_rate_reads_memory_and_itself_alone():
     torch.testing.assert_close(weights.sum(-1), torch.ones(weights.shape[:-1]))
 
 
+def test_the_shares_of_a_write_of_rate_are_those_of_its_own_segment():
+    """A window as long as a segment: a write sees its segment, the old memory and the new one."""
+    core = rate()
+    u, is_first = inputs()
+    state = core.initial(B)
+    with watched([core.blocks[1].attention], "weights") as kept:
+        for t in range(SEGMENT):
+            _, _, state = core.step(u[:, t], is_first[:, t], state)
+    write = kept[-1][:, 0, :, 4:].mean((0, 1, 2))
+    memory = write[:3].sum() + write[-3:].sum()
+    share = maps_of(core, u, is_first)["writes"][:SEGMENT, 1]
+    assert (share.sum() + memory).item() == pytest.approx(1)
+    assert share[-1] == write[-4]
+
+
 def test_watching_ends_with_its_context():
     core = elmur()
     with watched([core.layers[0].read], "weights"):
