@@ -129,7 +129,7 @@ def measure(run: Recording) -> dict[str, Any]:
         out["reward"] = by_cue(run)
     if "label/agent_pos" in run.episodes[0].steps:
         out["place"] = by_place(run)
-    return out
+    return {name: view for name, view in out.items() if name == "about" or view.get("rows", True)}
 
 
 def plot(figure: Any, result: dict[str, Any]) -> None:
@@ -147,28 +147,38 @@ def plot(figure: Any, result: dict[str, Any]) -> None:
         axes.set_ylim(bottom=0)
         axes.legend(fontsize="small")
     for axes, name in zip(panels[len(found) :], views, strict=True):
-        rows = result[name]["rows"]
-        if name == "reward":
-            for blind in (*BLIND, "all"):
-                some = [
-                    r for r in rows if blind == ("all" if r["blind"] == r["age"] else r["blind"])
-                ]
-                xy = [[row[key] for row in some] for key in ("age", "error")]
-                axes.plot(*xy, marker="o", ms=4, label=f"{blind} imagined")
-            xy = [[row[key] for row in rows] for key in ("age", "mean")]
-            axes.plot(*xy, "k_", ms=9, label="mean reward")
-            axes.set_title("reward that the cue decides: absolute error", fontsize="small")
-            axes.set_xlabel("age of the cue (steps)")
-            axes.xaxis.get_major_locator().set_params(integer=True)
-        else:
-            for line in [key for key in rows[0] if key not in ("age", "pictures")]:
-                axes.plot(
-                    [r["age"] for r in rows], [r[line] for r in rows], marker="o", ms=3, label=line
-                )
-            axes.set_title(f"picture of a place: {result[name]['is']}", fontsize="small")
-            axes.set_xlabel("steps since the view was seen")
+        {"reward": draw_cue, "place": draw_place}[name](axes, result[name])
         axes.set_ylim(bottom=0)
         axes.legend(fontsize="small")
+
+
+def draw_cue(axes: Any, found: dict[str, Any]) -> None:
+    """By age of the cue; where all are of one age, by the steps that were imagined."""
+    rows = found["rows"]
+    axes.set_title("reward that the cue decides: absolute error", fontsize="small")
+    if len({row["age"] for row in rows}) == 1:
+        xy = [[row[key] for row in rows] for key in ("blind", "error")]
+        axes.plot(*xy, marker="o", ms=4, label=f"cue {rows[0]['age']} steps old")
+        axes.axhline(rows[0]["mean"], color="k", lw=1, ls="-.", label="mean reward")
+        axes.set_xlabel("last steps that were imagined")
+    else:
+        for blind in (*BLIND, "all"):
+            some = [r for r in rows if blind == ("all" if r["blind"] == r["age"] else r["blind"])]
+            xy = [[row[key] for row in some] for key in ("age", "error")]
+            axes.plot(*xy, marker="o", ms=4, label=f"{blind} imagined")
+        xy = [[row[key] for row in rows] for key in ("age", "mean")]
+        axes.plot(*xy, "k_", ms=9, label="mean reward")
+        axes.set_xlabel("age of the cue (steps)")
+    axes.xaxis.get_major_locator().set_params(integer=True)
+
+
+def draw_place(axes: Any, found: dict[str, Any]) -> None:
+    rows = found["rows"]
+    ages = [f"{row['age']}\n({row['pictures']})" for row in rows]
+    for line in [key for key in rows[0] if key not in ("age", "pictures")]:
+        axes.plot(ages, [row[line] for row in rows], marker="o", ms=3, label=line)
+    axes.set_title(f"picture: {found['is']}", fontsize="small")
+    axes.set_xlabel("steps since the view was last seen (pictures)")
 
 
 def lines(result: dict[str, Any]) -> list[str]:
