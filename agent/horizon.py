@@ -187,7 +187,7 @@ def plot(figure: Any, result: dict[str, Any]) -> None:
     for axes, (key, errs) in zip(panels, found.items(), strict=True):
         for number, (length, values) in enumerate(errs["context"].items()):
             shade = 0.25 + 0.75 * (number + 1) / len(errs["context"])
-            axes.plot(ahead, values, color="C0", alpha=shade, label=f"after {length} steps")
+            axes.plot(ahead, values, color="C0", lw=1.2, alpha=shade, label=f"after {length} steps")
         axes.plot(ahead, errs["single"], "C0:", lw=1, label="one draw, longest context")
         axes.plot(ahead, errs["repeat"], "C1--", lw=1, label="repeat the last step")
         axes.plot(ahead, errs["mean"], "k-.", lw=1, label="mean")

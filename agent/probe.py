@@ -28,7 +28,7 @@ MOST_CLASSES = 32
 HELD_OUT = 0.2  # share of the episodes
 HIDDEN = 64
 STEPS = 100  # of L-BFGS
-DECAYS = (1e-3, 1e-1)
+DECAYS = (1e-3, 1e-1, 1e1)
 SPAN, EVERY = 32, 4  # steps read from an age on where labels are positions, and how many apart
 
 
@@ -234,6 +234,7 @@ def measure(
 def plot(figure: Any, result: dict[str, Any]) -> None:
     found = result["labels"]
     figure.set_size_inches(5 * len(found), 3.8)
+    shown: dict[str, Any] = {}
     for axes, (name, label) in zip(
         figure.subplots(1, len(found), squeeze=False)[0], found.items(), strict=True
     ):
@@ -248,11 +249,10 @@ def plot(figure: Any, result: dict[str, Any]) -> None:
             values = [row[key] for row in rows]
             axes.plot(ages, values, marker="o", ms=3, label=f"{part}, {kind}", **style)
         axes.plot(ages, [row["chance"] for row in rows], "k-.", lw=1, label="best constant")
+        shown |= {line.get_label(): line for line in axes.get_lines()}
         axes.set_title(f"{name}: {label['is']}, held out", fontsize="small")
         axes.set_xlabel("step of the episode")
-        if label["is"].startswith("share"):
-            axes.set_ylim(top=1.03)
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize="small")
+    figure.legend(handles=list(shown.values()), loc="outside right center", fontsize="small")
 
 
 def lines(result: dict[str, Any]) -> list[str]:
