@@ -13,7 +13,7 @@ FILES = {"horizon", "recall", "probe", "influence", "norm", "memory"}
 
 
 def trained(folder, core, task="bsuite_memory_len_L9", *more):
-    flags = ["--task", task, "--core", core, *SMALL, "--steps", "80", *more]
+    flags = ["--task", task, "--core", core, *SMALL, "--stop.steps", "80", *more]
     assert train([*flags, "--logdir", str(folder)]) == 0
     return folder
 
@@ -125,7 +125,7 @@ def test_every_core_is_diagnosed(tmp_path, core):
 def test_memory_maze_has_places_layout_and_objects(tmp_path):
     pytest.importorskip("dm_control")
     more = ["--size", "debug", "--env.count", "1", "--env.time_limit", "30"]
-    flags = ["--task", "memory_maze_9x9", "--core", "elmur", "--steps", "200", *more]
+    flags = ["--task", "memory_maze_9x9", "--core", "elmur", "--stop.steps", "200", *more]
     flags += ["--batch.size", "4", "--batch.length", "16", "--loop.train_ratio", "4"]
     assert train([*flags, "--logdir", str(tmp_path)]) == 0
     asked = ["--logdir", str(tmp_path), "--episodes", "12", "--steps", "40", "--at", "4"]
