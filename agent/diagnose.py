@@ -14,6 +14,7 @@ import functools
 import importlib.util
 import json
 import math
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -113,7 +114,10 @@ def write(folder: Path, about: dict[str, Any], made: dict[str, Any]) -> None:
     every = {**before.get("diagnostics", {}), **made}
     skipped = {**before.get("skipped", {}), **about["skipped"]}
     about = {**about, "skipped": {k: v for k, v in skipped.items() if k not in every}}
-    file.write_text(json.dumps({**about, "diagnostics": every}, indent=1) + "\n")
+    text = json.dumps({**about, "diagnostics": every}, indent=1)
+    # A list of numbers is one line.
+    text = re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text)
+    file.write_text(text + "\n")
     for name, module in MODULES.items():
         path = folder / f"{name}.png"
         if name not in every:

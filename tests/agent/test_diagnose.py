@@ -46,6 +46,8 @@ def test_the_command_writes_and_prints_every_diagnostic_of_the_core(folder, caps
     assert (result["episodes"], result["actions"], result["explore"]) == (20, [10, 10], 0.5)
     assert all(found["about"] for found in result["diagnostics"].values())
     assert names(folder) == FILES
+    text = (folder / "diagnostics" / "diagnostics.json").read_text()
+    assert text.count("\n") < 500  # a list of numbers is one line
     printed = capsys.readouterr().out
     for name in FILES:
         assert f"\n{name}\n" in printed
