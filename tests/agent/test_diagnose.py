@@ -2,9 +2,13 @@
 
 import json
 
+import numpy as np
 import pytest
+import torch
 
 from agent import diagnose, influence
+from agent.evaluate import load_run
+from agent.recording import record
 from agent.train import main as train
 
 SMALL = ["--preset", "bsuite_small", "--batch.size", "4", "--batch.length", "16"]
@@ -59,6 +63,20 @@ def test_the_command_writes_and_prints_every_diagnostic_of_the_core(folder, caps
     read = result["diagnostics"]["probe"]["labels"]["vector:2 at step 0"]["rows"]
     assert [row["age"] for row in read] == [8]
     assert result["diagnostics"]["influence"]["leak"] == {"loss": 0, "h": 0}
+
+
+def test_a_share_of_actions_is_drawn_uniformly(folder):
+    config, run = load_run(folder)
+    (last,) = (
+        key for key, value in run["weights"].items() if key[:5] == "actor" and value.shape == (2,)
+    )
+    run["weights"][last] = torch.tensor([50.0, -50.0])
+    seen = {}
+    for explore in (0.0, 1.0):
+        episodes = record(config, run, 8, set(), explore=explore).episodes
+        seen[explore] = np.mean([episode.steps["action"].mean() for episode in episodes])
+    assert seen[0.0] < 0.1
+    assert 0.25 < seen[1.0] < 0.6  # the last action of an episode is none
 
 
 def test_some_are_made_again_and_the_others_stay(folder):
