@@ -61,7 +61,7 @@ def play(
     """Results of exactly `episodes` episodes: return, length, slot, seed.
 
     forget: the step of each episode at which the memory is put back to its initial value; 0: none.
-    watch(ids, obs, actor) is called after every choice of actions.
+    watch(ids, obs, action, actor) is called after every choice of actions.
     """
     from agent.actor import Actor
 
@@ -75,7 +75,7 @@ def play(
             actor.forget(ids[obs["age"] == forget])
         action = actor.act(ids, obs, greedy=greedy)
         if watch:
-            watch(ids, obs, actor)
+            watch(ids, obs, action, actor)
         returns[ids] += obs["reward"]
         lengths[ids] += ~obs["is_first"]
         for row in np.flatnonzero(obs["is_last"]):
@@ -94,14 +94,15 @@ def play(
     return [result for slot in done for result in slot]
 
 
-def pool_of(config: Config, episodes: int, slots: int = SLOTS) -> Any:
-    """The environments of an evaluation, with seeds that training never uses."""
+def pool_of(config: Config, episodes: int, slots: int = SLOTS, labels: bool = False) -> Any:
+    """The environments of an evaluation, with seeds that training never uses; `labels` as in
+    `make_env`."""
     from agent.run import env_maker
     from envs.make import cheap
     from envs.pool import EnvPool
 
     return EnvPool(
-        env_maker(config),
+        env_maker(config, labels),
         min(slots, episodes),
         config.seed,
         not cheap(config.task),

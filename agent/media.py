@@ -24,13 +24,12 @@ def repeat(value: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def open_loop(
+def roll(
     update: Update, batch: dict[str, Tensor], context: int, random: torch.Generator
 ) -> tuple[Tensor, Tensor]:
-    """Truth (B, T, H, W, C) and DRAWS predictions (DRAWS, B, T, H, W, C) of the first image key.
+    """h (DRAWS, B, T, D) and z (DRAWS, B, T, S*C) of a batch as the replay gives it, (B, T, ...).
 
-    Pixels are in [0, 1]. The first `context` steps are reconstructions from posteriors; after them
-    every z is drawn from the prior. `batch` is as the replay gives it, (B, T, ...).
+    The first `context` steps are posteriors; after them every z is drawn from the prior.
     """
     world = update.world
     action = update.policy.encode(batch["action"])
@@ -54,8 +53,21 @@ def open_loop(
         z = world.sample(world.prior(h), noise)
         hs.append(h[:, None])
         zs.append(z[:, None])
-    key = world.encoder.images[0]
     h, z = (torch.cat(parts, 1).unflatten(0, (DRAWS, rows)) for parts in (hs, zs))
+    return h, z
+
+
+@torch.no_grad()
+def open_loop(
+    update: Update, batch: dict[str, Tensor], context: int, random: torch.Generator
+) -> tuple[Tensor, Tensor]:
+    """Truth (B, T, H, W, C) and DRAWS predictions (DRAWS, B, T, H, W, C) of the first image key.
+
+    Pixels are in [0, 1]. The first `context` steps are reconstructions; see `roll`.
+    """
+    world = update.world
+    key = world.encoder.images[0]
+    h, z = roll(update, batch, context, random)
     # One draw at a time: the decoder's activations are the largest tensors of all.
     prediction = torch.stack([world.decoder(*pair)[key] for pair in zip(h, z, strict=True)])
     return batch[key].float() / 255, prediction

@@ -64,8 +64,9 @@ def default_logdir(config: Config) -> str:
     return config.logdir or f"logs/{config.task}-{config.core}-s{config.seed}"
 
 
-def env_maker(config: Config) -> functools.partial[Env]:
-    """A picklable function without arguments that builds the task's environment."""
+def env_maker(config: Config, labels: bool = False) -> functools.partial[Env]:
+    """A picklable function without arguments that builds the task's environment; `labels` as in
+    `make_env`."""
     env = config.env
     return functools.partial(
         make_env,
@@ -73,6 +74,7 @@ def env_maker(config: Config) -> functools.partial[Env]:
         repeat=env.repeat,
         time_limit=env.time_limit,
         truncation=env.truncation,
+        labels=labels,
     )
 
 

@@ -5,7 +5,8 @@ action of a step is chosen after seeing it. `is_last` closes an episode for any 
 `is_terminal` because the task itself ended: truncation is `is_last and not is_terminal`.
 `env_steps` counts the simulator steps since the record before it: what an action repeat made of one
 action, none at a reset. Names that begin with `log/` are numbers for the run's records, summed over
-the episode so far; the agent does not see them.
+the episode so far; names that begin with `label/` are arrays that the simulator knows, given only
+where they are asked for (`make_env`). The agent sees neither.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from envs.env import Env
 from envs.wrappers import ActionRepeat, TimeLimit, TruncationAsTerminal
 
 
-def make_memory_maze(name: str) -> Env:
+def make_memory_maze(name: str, labels: bool = False) -> Env:
     from envs.memory_maze import MemoryMaze
 
-    return MemoryMaze(name)
+    return MemoryMaze(name, labels=labels)
 
 
 def make_dmc(name: str, repeat: int) -> Env:
@@ -185,7 +185,8 @@ class Suite:
     """`make(name)` builds, `check(name)` raises ValueError for an unknown name without building.
 
     `repeats`: `make(name, repeat)` applies the action repeat itself, because every observation
-    costs, or the last two are merged; elsewhere a wrapper does. `cheap`: a step costs less than a
+    costs, or the last two are merged; elsewhere a wrapper does. `labels`: `make(name, labels=True)`
+    gives arrays `label/<name>` too. `cheap`: a step costs less than a
     message to another process. `apart`: names that need a process all the same. `reset_ticks`:
     steps of the other environments that a reset may take (pool.py).
     """
@@ -193,13 +194,16 @@ class Suite:
     make: Callable[..., Env]
     check: Callable[[str], None]
     repeats: bool = False
+    labels: bool = False
     cheap: bool = True
     apart: tuple[str, ...] = ()
     reset_ticks: int = 0
 
 
 SUITES = {
-    "memory_maze": Suite(make_memory_maze, from_table("memory_maze"), cheap=False, reset_ticks=64),
+    "memory_maze": Suite(
+        make_memory_maze, from_table("memory_maze"), labels=True, cheap=False, reset_ticks=64
+    ),
     "dmc": Suite(make_dmc, from_table("dmc"), repeats=True, apart=("quadruped_escape",)),
     "dmc_vision": Suite(make_dmc_vision, from_table("dmc_vision"), repeats=True, cheap=False),
     "atari": Suite(make_atari, from_table("atari"), repeats=True, cheap=False),
@@ -237,15 +241,22 @@ def check_task(task: str) -> None:
 
 
 def make_env(
-    task: str, *, repeat: int = 1, time_limit: int = 0, truncation: str = "bootstrap"
+    task: str,
+    *,
+    repeat: int = 1,
+    time_limit: int = 0,
+    truncation: str = "bootstrap",
+    labels: bool = False,
 ) -> Env:
-    """Build a task. `repeat`, `time_limit` (actions) and `truncation` as in configs/schema.py.
+    """Build a task. `repeat`, `time_limit` (actions) and `truncation` as in configs/schema.py;
+    `labels`: with what else its simulator knows, where the suite has it (env.py).
 
     ValueError for an unknown task and for spaces that cannot be used.
     """
     check_task(task)
     suite, name = split(task)
-    env = suite.make(name, repeat) if suite.repeats else suite.make(name)
+    more = {"labels": True} if labels and suite.labels else {}
+    env = suite.make(name, repeat) if suite.repeats else suite.make(name, **more)
     if repeat > 1 and not suite.repeats:
         env = ActionRepeat(env, repeat)
     if time_limit:

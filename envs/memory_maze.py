@@ -15,6 +15,8 @@ import sys
 import types
 from typing import Any
 
+import numpy as np
+
 from envs.adapters import FromDmEnv
 from envs.rendering import choose_backend
 
@@ -37,6 +39,11 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "hifreq": {"control_freq": 40},
     "6cl": {"randomize_colors": True},
 }
+
+
+# In cells: positions from the corner of the maze, vectors as the agent is turned. In the layout a
+# cell without a wall is 1.
+LABELS = ("agent_pos", "agent_dir", "targets_pos", "targets_vec", "maze_layout")
 
 
 def load_tasks() -> Any:
@@ -90,8 +97,11 @@ def one_wall_texture(tasks: Any) -> Any:
         tasks.labmaze_textures = real
 
 
-def build(name: str, seed: int, patched: bool = True) -> Any:
-    """The dm_control environment of one of NAMES. ImportError when the package is missing."""
+def build(name: str, seed: int, patched: bool = True, labels: bool = False) -> Any:
+    """The dm_control environment of one of NAMES; `labels`: it observes positions and layout too.
+
+    ImportError when the package is missing.
+    """
     choose_backend()
     logging.getLogger("absl").setLevel(logging.ERROR)
     tasks = load_tasks()
@@ -99,6 +109,8 @@ def build(name: str, seed: int, patched: bool = True) -> Any:
     settings: dict[str, Any] = {"seed": seed, "image_only_obs": True}
     for variant in variants:
         settings.update(SETTINGS[variant])
+    if labels:
+        settings.update(SETTINGS["extraobs"])
     make = getattr(tasks, f"memory_maze_{size}")
     if not patched:
         return make(**settings)
@@ -142,9 +154,17 @@ class MemoryMaze(FromDmEnv):
     with the shortest path drawn, `hifreq` with ten times the steps, `6cl` six colours.
     """
 
-    def __init__(self, name: str, patched: bool = True):
-        env = build(name, 0, patched)
+    def __init__(self, name: str, patched: bool = True, labels: bool = False):
+        """`labels`: steps also hold LABELS as `label/<name>`, which are no part of `obs_space`."""
+        env = build(name, 0, patched, labels)
         from dm_control.rl.control import PhysicsError
 
         self.diverged = (PhysicsError,)
         super().__init__(env, reseed)
+        self.labels = LABELS if labels else ()
+        if labels and "extraobs" not in name:
+            self.obs_space = {"image": self.obs_space["image"]}
+
+    def observation(self, obs: Any) -> dict[str, np.ndarray]:
+        known = {f"label/{key}": np.array(obs[key], np.float32) for key in self.labels}
+        return {**super().observation(obs), **known}

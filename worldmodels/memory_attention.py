@@ -28,6 +28,11 @@ class Group(NamedTuple):
     seen: Tensor
 
 
+def axes(group: Group) -> str:
+    """The axes of a group's keys and values, for einsum."""
+    return "bjhd" if group.keys.dim() == 4 else "bnjhd"
+
+
 class MemoryAttention(WindowAttention):
     """Multi-head attention over `window` steps, the query's own included, and memory tokens."""
 
@@ -36,20 +41,23 @@ class MemoryAttention(WindowAttention):
         self.to_memory = nn.Parameter(torch.zeros(heads))
         self.to_steps = nn.Parameter(torch.zeros(heads))
 
-    def mix(self, query: Tensor, groups: list[Group]) -> Tensor:
-        """(B, n, i, D) for i queries (B, n, i, H, d) at each of n places, over all groups."""
-        axes = ["bjhd" if group.keys.dim() == 4 else "bnjhd" for group in groups]
+    def weights(self, query: Tensor, groups: list[Group]) -> Tensor:
+        """Shares (B, n, H, i, J) of all keys, group after group, for queries (B, n, i, H, d)."""
         scored = []
-        for group, names in zip(groups, axes, strict=True):
-            scores = torch.einsum(f"bnihd,{names}->bnhij", query, group.keys)
+        for group in groups:
+            scores = torch.einsum(f"bnihd,{axes(group)}->bnhij", query, group.keys)
             scored.append(torch.broadcast_tensors(scores, group.bias, group.seen))
         parts = zip(*scored, strict=True)
         logits = biased(*(torch.cat(part, -1) if len(part) > 1 else part[0] for part in parts))
+        return logits.softmax(-1)
+
+    def mix(self, query: Tensor, groups: list[Group]) -> Tensor:
+        """(B, n, i, D) for i queries (B, n, i, H, d) at each of n places, over all groups."""
         sizes = [group.keys.shape[-3] for group in groups]
-        weights = logits.softmax(-1).to(query.dtype).split(sizes, -1)
+        weights = self.weights(query, groups).to(query.dtype).split(sizes, -1)
         mixed = sum(
-            torch.einsum(f"bnhij,{names}->bnihd", weight, group.values)
-            for weight, names, group in zip(weights, axes, groups, strict=True)
+            torch.einsum(f"bnhij,{axes(group)}->bnihd", weight, group.values)
+            for weight, group in zip(weights, groups, strict=True)
         )
         return self.out(mixed.flatten(-2))
 

@@ -83,11 +83,15 @@ class Read(CrossAttention):
         """Queries (..., H, d) of tokens (..., D)."""
         return self.queries(self.norm(value))
 
+    def weights(self, query: Tensor, key: Tensor, bias: Tensor) -> Tensor:
+        """Shares (..., Q, H, M) of the slots for queries (..., Q, H, d) on keys (..., M, H, d)."""
+        scores = torch.einsum("...qhd,...mhd->...qhm", query, key)
+        return torch.softmax(scores.to(bias.dtype) + bias, -1)
+
     def forward(self, query: Tensor, slots: Pair, bias: Tensor) -> Tensor:
         """`slots`: keys and values (..., M, D) for all Q queries; bias (..., Q, H, M)."""
         key, val = (self.split(part) for part in slots)
-        scores = torch.einsum("...qhd,...mhd->...qhm", query, key)
-        weights = self.drop(torch.softmax(scores.to(bias.dtype) + bias, -1)).to(val.dtype)
+        weights = self.drop(self.weights(query, key, bias)).to(val.dtype)
         return self.out(torch.einsum("...qhm,...mhd->...qhd", weights, val).flatten(-2))
 
     def imagine(

@@ -1,93 +1,97 @@
-"""Reading a label from h, x and z of a trained agent."""
-
-import json
-from types import SimpleNamespace
+"""Reading labels from h, x and z of recorded episodes."""
 
 import numpy as np
 import pytest
 import torch
 
 from agent import probe
-from agent.probe import Recorder, accuracy, chance
-from agent.train import main as train
+from agent.probe import chance, class_label, maze_labels, score, split
+from agent.recording import Episode
+
+ROWS = 400
+EACH = torch.arange(ROWS)  # every row an episode of its own
 
 
-def drawn(rows=400, width=6):
+def drawn(rows=ROWS, width=6):
     return torch.randn(rows, width, generator=torch.Generator().manual_seed(0))
 
 
 @pytest.mark.parametrize("kind", ["linear", "mlp"])
 def test_a_label_that_is_there_is_read_and_one_that_is_not_is_chance(kind):
-    features = drawn()
-    assert accuracy(features, (features[:, 2] > 0).long(), kind) > 0.95
-    other = drawn(width=7)[:, 6]
-    assert 0.35 < accuracy(features, (other > 0).long(), kind) < 0.65
+    features = drawn(width=7)
+    there, absent = features[:, 2] > 0, features[:, 6] > 0
+    assert score(features[:, :6], there.long(), EACH, "class", kind) > 0.95
+    assert 0.35 < score(features[:, :6], absent.long(), EACH, "class", kind) < 0.65
 
 
 def test_only_the_mlp_reads_a_product():
     features = drawn(1000, 3)
     classes = (features[:, 0] * features[:, 1] > 0).long()
-    assert accuracy(features, classes, "linear") < 0.65
-    assert accuracy(features, classes, "mlp") > 0.9
+    assert score(features, classes, torch.arange(1000), "class", "linear") < 0.65
+    assert score(features, classes, torch.arange(1000), "class", "mlp") > 0.9
 
 
-def test_nothing_is_learned_from_the_rows_that_count():
-    features, classes = torch.eye(10), torch.tensor([0, 1] * 5)
-    assert accuracy(features, classes, "mlp") in (0.0, 0.5)  # every row has a feature of its own
-    assert chance(torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 1, 0])) == 0.5
+@pytest.mark.parametrize("kind", ["linear", "mlp"])
+def test_cells_and_places_are_read_too(kind):
+    features = drawn()
+    cells = (features[:, :3] > 0).float()
+    assert score(features, cells, EACH, "cells", kind) > 0.95
+    places = torch.stack([features[:, :2], 3 * features[:, 2:4]], 1)
+    line = chance(places, EACH, "places")
+    assert score(features, places, EACH, "places", kind) < 0.1 * line
+    assert line == pytest.approx(2.5, abs=0.4)  # mean length of N(0, 1) and of N(0, 9) in 2-D
 
 
-def test_labels_and_features_are_those_of_their_steps():
-    recorder = Recorder("vector", 1, when=1, ages=[2, 4])
-    core = SimpleNamespace(out=2)
-    actor = SimpleNamespace(update=SimpleNamespace(world=SimpleNamespace(core=core)))
-    for age in range(5):
-        ends = 3 if age > 2 else 4  # slot 3 ends early
-        ids = np.arange(ends)
-        obs = {
-            "vector": np.stack([ids, ids % 2 + 10 * (age != 1)], 1).astype(np.float32),
-            "episode": np.full(ends, 7),
-            "age": np.full(ends, age),
+def test_rows_of_one_episode_all_learn_or_all_count():
+    episode = torch.tensor([3, 3, 5, 5, 7, 7, 8, 8, 9, 9])
+    learns, counts = split(episode, 0.2)
+    assert counts.tolist() == [False] * 8 + [True] * 2
+    assert (learns != counts).all()
+    # Rows of an episode share a label and a feature that tells the episode: nothing carries over.
+    episode = torch.arange(40).repeat_interleave(10)
+    features = torch.eye(40)[episode]
+    classes = (episode % 2).long()
+    assert score(features, classes, episode, "class", "mlp") == pytest.approx(0.5)
+
+
+def test_chance_is_the_best_constant_of_the_rows_that_learn():
+    assert chance(torch.tensor([0, 0, 0, 0, 0, 1, 1, 1, 1, 0]), torch.arange(10), "class") == 0.5
+    cells = torch.tensor([[1.0, 0.0]] * 8 + [[1.0, 1.0]] * 2)
+    assert chance(cells, torch.arange(10), "cells") == 0.5
+
+
+def episodes():
+    """Three, of 6, 6 and 4 steps; features tell the step and the episode."""
+    out = []
+    for n, length in enumerate((6, 6, 4)):
+        step = np.arange(length)
+        steps = {
+            "reward": np.zeros(length, np.float32),
+            "vector": np.stack([np.full(length, n % 2) + 10 * (step != 1), step], 1),
+            "label/agent_pos": np.stack([step, step], 1).astype(np.float32),
+            "label/agent_dir": np.tile([0.0, 1.0], (length, 1)).astype(np.float32),
+            "label/maze_layout": np.full((length, 2, 2), n, np.float32),
+            "label/targets_vec": np.full((length, 3, 2), n, np.float32),
         }
-        rows = torch.from_numpy(ids).float()[:, None]
-        actor.latents = {"hz": rows.repeat(1, 3) + 100 * age, "x": -rows}
-        recorder(ids, obs, actor)
-    features, classes = recorder.data()
-    assert classes.tolist() == [0, 1, 0]
-    assert features[4]["h"].tolist() == [[400, 400], [401, 401], [402, 402]]
-    assert features[2]["z"].tolist() == [[200], [201], [202]]
-    assert features[2]["x"].tolist() == [[0], [-1], [-2]]
+        latents = {t: {part: torch.tensor([n, t]) for part in "hxz"} for t in range(length)}
+        out.append(Episode(steps, latents))
+    return out
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("run")
-    flags = ["--task", "bsuite_memory_len_L5", "--core", "gru", "--preset", "bsuite_small"]
-    assert train([*flags, "--stop.steps", "20", "--logdir", str(folder)]) == 0
-    return folder
+def test_labels_are_those_of_their_steps_and_episodes():
+    label = class_label(episodes(), "vector", 0, when=1, age=3)
+    assert label.targets.tolist() == [0, 1, 0]
+    assert label.where == [(0, 3), (1, 3), (2, 3)]
+    assert class_label(episodes(), "vector", 0, when=1, age=5).where == [(0, 5), (1, 5)]
+    with pytest.raises(ValueError, match="it took 1 values in 3 episodes of 2 steps or more"):
+        class_label(episodes(), "vector", 1, when=1, age=0)
 
 
-def test_the_command_writes_what_it_prints(folder, capsys):
-    flags = ["--logdir", str(folder), "--label", "vector:2", "--at", "1", "5", "--episodes", "60"]
-    assert probe.main(flags) == 0
-    result = json.loads((folder / "probe.json").read_text())
-    assert [row["age"] for row in result["rows"]] == [1, 5]
-    assert result["episodes"] == 60
-    printed = capsys.readouterr().out
-    assert "vector:2 at step 0, 60 episodes" in printed
-    assert f"{result['rows'][1]['x/mlp']:10.3f}" in printed.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("label", "words"),
-    [
-        ("vector", "expected KEY:INDEX"),
-        ("vector:9", "the observations are vector (3,)"),
-        ("image:0", "the observations are vector (3,)"),
-        ("vector:1", "it took 1 values in 8 episodes"),
-    ],
-)
-def test_a_label_that_cannot_be_used_is_one_line(folder, label, words, capsys):
-    flags = ["--logdir", str(folder), "--label", label, "--at", "1", "--episodes", "8"]
-    assert probe.main(flags) == 2
-    assert words in capsys.readouterr().err
+def test_the_layout_is_read_with_the_place_and_the_objects_without():
+    labels = maze_labels(episodes(), 1)
+    assert labels["layout"].where == [(0, 1), (0, 5), (1, 1), (1, 5), (2, 1)]
+    assert labels["layout"].targets[:, 0].tolist() == [0, 0, 1, 1, 2]
+    assert labels["layout"].told[1].tolist() == [5, 5, 0, 1]
+    assert labels["objects"].told.shape == (5, 0)
+    assert labels["objects"].targets.shape == (5, 3, 2)
+    assert {1, 5} <= probe.ages_of("memory_maze_9x9", [1])

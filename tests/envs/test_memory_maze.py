@@ -101,3 +101,29 @@ def test_reseeding_gives_the_episodes_of_a_fresh_build():
     env.close()
     np.testing.assert_array_equal(fresh, reseeded)
     assert (fresh[0] != fresh[1]).any()
+
+
+@pytest.mark.parametrize("name", ["9x9", "9x9_extraobs"])
+def test_labels_leave_what_the_agent_sees_as_it_is(name):
+    plain, labelled = MemoryMaze(name), MemoryMaze(name, labels=True)
+    assert labelled.obs_space == plain.obs_space
+    for seen, more in [
+        (plain.reset(3), labelled.reset(3)),
+        *((plain.step(np.array([a])), labelled.step(np.array([a]))) for a in WALK[:4]),
+    ]:
+        assert {key for key in more if not key.startswith("label/")} == set(seen)
+        for key, value in seen.items():
+            np.testing.assert_array_equal(more[key], value)
+    shapes = {key: value.shape for key, value in more.items() if key.startswith("label/")}
+    assert shapes == {
+        "label/agent_pos": (2,),
+        "label/agent_dir": (2,),
+        "label/targets_pos": (3, 2),
+        "label/targets_vec": (3, 2),
+        "label/maze_layout": (9, 9),
+    }
+    layout, (x, y) = more["label/maze_layout"], more["label/agent_pos"]
+    assert set(np.unique(layout)) == {0, 1}
+    assert layout[int(y), int(x)] == 1  # it stands where there is no wall
+    plain.close()
+    labelled.close()
