@@ -1,5 +1,7 @@
 """Shared by all tests: one thread, and small configurations."""
 
+import signal
+
 import pytest
 import torch
 
@@ -18,3 +20,13 @@ TINY = [
 def tiny():
     """A function from flags to a tiny configuration."""
     return lambda *flags: resolve([*flags, *TINY])
+
+
+@pytest.fixture(autouse=True)
+def signals():
+    """A run in this process takes the signals that stop it: Ctrl-C is for the tests again."""
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    before = [signal.getsignal(number) for number in numbers]
+    yield
+    for number, handler in zip(numbers, before, strict=True):
+        signal.signal(number, handler)

@@ -91,7 +91,9 @@ def assert_same(one, other, **tolerance):
     assert one["updates"] == other["updates"]
     assert one["skipped"] == other["skipped"]
     for key, value in one["model"].items():
-        torch.testing.assert_close(value, other["model"][key], msg=key, **tolerance)
+        torch.testing.assert_close(
+            value, other["model"][key], msg=lambda m, key=key: f"{key}: {m}", **tolerance
+        )
     for key in ("square", "momentum"):
         for mine, yours in zip(one["optimizer"][key], other["optimizer"][key], strict=True):
             torch.testing.assert_close(mine, yours, **tolerance)
@@ -116,7 +118,9 @@ def test_two_ranks_are_one_with_the_joined_batch(tmp_path):
     """To float32 rounding, for the cores gru and s3m."""
     cores = ("gru", "s3m")
     ones, others = on_ranks(tmp_path, learn_each, cores, 5)
-    for one, other, alone in zip(ones, others, learn_each(Ranks(), cores, 5), strict=True):
+    # In a process of its own too: kernels of another rounding would draw another z here and there.
+    (alones,) = on_ranks(tmp_path, learn_each, cores, 5, count=1)
+    for one, other, alone in zip(ones, others, alones, strict=True):
         assert_same(one, other, rtol=0, atol=0)
         assert_same(one, alone, rtol=1e-3, atol=2e-5)
         bounds = [state["model"]["return_range"] for state in (one, alone)]
