@@ -137,6 +137,7 @@ def test_a_row_has_every_column_and_the_file_all_rounds(quick, tmp_path, capsys)
         assert word in header
 
 
+@pytest.mark.slow
 def test_size_batch_and_precision_are_of_the_cell_and_change_the_update(quick, tmp_path):
     file = tmp_path / "new.json"
     sizes = ["--size", "debug", "1m", "--batch", "2x8", "4x8", "--precision", "float32", "bfloat16"]
@@ -151,6 +152,7 @@ def test_size_batch_and_precision_are_of_the_cell_and_change_the_update(quick, t
     assert moved[0] != moved[1]
 
 
+@pytest.mark.slow
 def test_a_larger_batch_has_a_higher_peak_in_a_process_of_its_own():
     small = peak.peak_apart(dataclasses.replace(CELL, batch="1x64"), 1, "shipped")
     assert 0 < small < peak.peak_apart(dataclasses.replace(CELL, batch="16x64"), 1, "shipped")

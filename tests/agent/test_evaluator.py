@@ -81,7 +81,7 @@ def results(evaluator, update, step):
     return logged(evaluator.logger.folder)
 
 
-@pytest.mark.parametrize("mode", ["lockstep", "overlapped"])
+@pytest.mark.parametrize("mode", [pytest.param("lockstep", marks=pytest.mark.slow), "overlapped"])
 def test_what_a_run_logs_is_what_the_command_gives_for_the_same_weights(tmp_path, mode, capsys):
     flags = ("--task", "gym_CartPole-v1", "--eval.every", "150", "--loop.mode", mode)
     process = start(tmp_path, *flags, "--stop.steps", "400")
@@ -194,7 +194,11 @@ def test_a_full_disk_fails_the_evaluation_alone(beside, monkeypatch, caplog):
 
 
 @pytest.mark.parametrize(
-    ("how", "task", "count"), [("kill", "test_hang", 1 + SLOTS), ("terminate", "test_counter", 1)]
+    ("how", "task", "count"),
+    [
+        ("kill", "test_hang", 1 + SLOTS),
+        pytest.param("terminate", "test_counter", 1, marks=pytest.mark.slow),
+    ],
 )
 def test_nothing_is_left_of_it_when_its_run_ends(tmp_path, how, task, count):
     # Every third episode hangs. Here not the first of training, but all of evaluation at once:

@@ -24,7 +24,9 @@ def train(logdir, *flags):
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
 
 
-@pytest.mark.parametrize("how", ["crash", "exit", "hang"])
+@pytest.mark.parametrize(
+    "how", ["crash", *(pytest.param(how, marks=pytest.mark.slow) for how in ("exit", "hang"))]
+)
 def test_a_failure_in_one_of_four_workers_costs_its_episode_and_no_more(tmp_path, how):
     # Of the first three episodes of every slot, slot 2's first alone fails, at its fifth action.
     seed = next(

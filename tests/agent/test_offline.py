@@ -66,6 +66,7 @@ def test_offline_makes_so_many_updates_and_no_step_and_resumes_bit_for_bit(tmp_p
     }
 
 
+@pytest.mark.slow
 def test_a_run_learns_from_stored_steps_as_soon_as_it_begins(tmp_path, stored):
     flags = ("--replay.from", str(stored), "--loop.mode", "lockstep", "--env.count", "1")
     train(tmp_path, *flags, "--loop.fill", "300", "--stop.steps", "40")

@@ -21,6 +21,9 @@ SMALL = [
     *("--loop.train_ratio", "8", "--log.every", "0.2"),
 ]
 
+# Both loops, of which the tests by default run the one that users have.
+SLOWER = [pytest.param("lockstep", marks=pytest.mark.slow), "overlapped"]
+
 
 def start(logdir, *flags, task="test_counter"):
     return subprocess.Popen(
@@ -45,7 +48,7 @@ def rows(logdir, name):
     return [json.loads(line) for line in (Path(logdir) / name).read_text().splitlines()]
 
 
-@pytest.mark.parametrize("core", ["gru", "s3m"])
+@pytest.mark.parametrize("core", [pytest.param("gru", marks=pytest.mark.slow), "s3m"])
 def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, core):
     flags = ("--core", core, "--env.count", "3", "--loop.mode", "lockstep")
     train(tmp_path / "whole", *flags, "--stop.steps", "400")
@@ -63,7 +66,7 @@ def test_a_resumed_run_is_the_uninterrupted_one_bit_for_bit(tmp_path, core):
     assert scores[0] == scores[1]
 
 
-@pytest.mark.parametrize("mode", ["lockstep", "overlapped"])
+@pytest.mark.parametrize("mode", SLOWER)
 def test_after_kill_9_the_same_command_goes_on_from_the_checkpoint(tmp_path, mode):
     flags = ("--checkpoint.every", "1", "--loop.mode", mode)
     process = start(tmp_path, *flags, "--stop.steps", "1000000")
@@ -89,7 +92,7 @@ def test_after_kill_9_the_same_command_goes_on_from_the_checkpoint(tmp_path, mod
     assert steps == sorted(steps)
 
 
-@pytest.mark.parametrize("mode", ["lockstep", "overlapped"])
+@pytest.mark.parametrize("mode", SLOWER)
 def test_a_signal_saves_and_ends_with_status_0_and_no_orphan(tmp_path, mode):
     flags = ("--env.processes", "yes", "--env.count", "2", "--loop.mode", mode)
     process = start(tmp_path, *flags, "--stop.steps", "1000000", task="test_image")
@@ -166,6 +169,7 @@ def test_a_space_that_cannot_be_used_is_refused_by_name_in_one_line(
     assert "Traceback" not in output
 
 
+@pytest.mark.slow
 def test_a_simulator_in_this_process_needs_lockstep(tmp_path):
     flags = ("--env.processes", "no", "--stop.steps", "20", "--log.media_every", "0")
     output = train(tmp_path, *flags, task="memory_maze_9x9", status=2)

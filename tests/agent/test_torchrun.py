@@ -80,6 +80,7 @@ def scores(logdir):
     return sorted(rows, key=lambda row: (row["episode"], row["slot"]))
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_divide_is_refused_once(tmp_path):
     out = train(tmp_path, 3, "--stop.steps", "100", status=1)
     assert out.count("error: batch.size 2") == 1

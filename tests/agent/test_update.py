@@ -226,8 +226,9 @@ def test_twenty_updates_equal_ten_then_a_restored_ten(tiny):
 
 @pytest.mark.parametrize(
     ("truncation", "updates", "atol"),
-    [("bootstrap", 500, 0.0), pytest.param("terminal", 900, 0.1, marks=pytest.mark.slow)],
+    [("bootstrap", 500, 0.0), ("terminal", 900, 0.1)],
 )
+@pytest.mark.slow
 def test_value_of_a_constant_reward_under_a_time_limit(truncation, updates, atol):
     """Reward 1, discount 0.9, episodes of 20: the value is within 5% of 10 at every step when the
     limit is a truncation, and the finite sum when it counts as an end."""

@@ -47,6 +47,7 @@ def test_all_but_the_sequence_part_costs_the_same_where_h_is_as_wide(small, grad
     assert all(value == pytest.approx(rest["gru"], rel=1e-3) for value in rest.values()), rest
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("features", ["hidden", "full"])
 def test_that_holds_for_a_policy_that_reads_x_too(small, features):
     rest = []
@@ -130,6 +131,7 @@ def test_so_it_does_at_12m_with_images(match):
     assert counts == pytest.approx([counts[0]] * len(ALL), rel=0.02)
 
 
+@pytest.mark.slow
 def test_the_total_is_another_solution():
     cores = ["gru", "transformer"]
     solved = {p: matched(cores, "flops", "1m", TASK, SHORT, part=p) for p in budget.PARTS}
@@ -147,6 +149,7 @@ def test_another_core_may_be_the_first():
     assert counts[1] == pytest.approx(counts[0], rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", budget.PARTS)
 def test_a_train_ratio_makes_an_environment_step_cost_the_same(part):
     cores = ["gru", "s3m", "transformer"]
@@ -173,6 +176,7 @@ def test_seconds_are_matched_by_the_train_ratio_alone(monkeypatch):
         matched(["gru", "s3m"], "seconds", "debug", TASK, SHORT)
 
 
+@pytest.mark.slow
 def test_a_solution_is_a_preset_that_a_run_takes_and_records(tmp_path, capsys):
     words = ["--cores", "gru", "transformer", "--size", "1m", "--task", TASK, "--match", "params"]
     given = ["batch.size=2", "batch.length=16", "behaviour.horizon=3"]
