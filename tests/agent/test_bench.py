@@ -195,6 +195,7 @@ def test_the_exponent_of_a_known_power_is_found():
     assert growth.exponent({x: 3 * x**1.5 for x in (2, 8, 32)}) == pytest.approx(1.5)
 
 
+@pytest.mark.slow
 def test_scaling_measures_lengths_horizons_and_environments_and_plots_them(
     monkeypatch, tmp_path, capsys
 ):

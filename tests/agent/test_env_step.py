@@ -69,7 +69,7 @@ TASKS = [
     ("dmc_cartpole_swingup", 2, 60),
     ("dmc_lqr_lqr_2_1", 3, 60),
     ("atari_pong", 4, 60),
-    ("atari100k_breakout", 4, 60),
+    pytest.param("atari100k_breakout", 4, 60, marks=pytest.mark.slow),
     ("tmaze_3", 2, 60),
     pytest.param("memory_maze_9x9", 1, 30, marks=pytest.mark.slow),
     pytest.param("dmc_vision_reacher_easy", 2, 20, marks=pytest.mark.slow),
