@@ -34,7 +34,8 @@ def test_a_piece_maps_the_state_ahead_of_it_to_the_state_at_its_end(start):
     a, b, reset = a / a.norm(dim=0), b[:, start:], resets()[:, start:]
     factor, end = piece_map(a, b, reset, x_reset)
     x = diag_scan(a, b, x0, reset, x_reset)[:, -1]
-    torch.testing.assert_close(factor * as_complex(x0) + end, as_complex(x))
+    found = as_complex(factor) * as_complex(x0) + as_complex(end)
+    torch.testing.assert_close(found, as_complex(x))
 
 
 def run_core(core, u, reset, weight):
