@@ -8,9 +8,7 @@ import functools
 import logging
 import os
 import random
-import signal
 import traceback
-from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +20,13 @@ from agent import auto, limits
 from agent.actor import Actor
 from agent.carry import Packing, spacing
 from agent.checkpoint import Checkpoints
+from agent.checks import RunError, check_mode, check_ranks, reconcile
 from agent.episodes import EpisodeTable, bsuite_file
 from agent.evaluator import Evaluator
 from agent.learner import KeptBatches, Learner
 from agent.logger import Logger, Terminal
 from agent.loop import Loop
+from agent.notice import Notice, Stopped
 from agent.offline import Offline
 from agent.overlap import Overlapped
 from agent.ranks import RankLost, Ranks, lost
@@ -44,20 +44,6 @@ from replay.replay import Replay
 from replay.rows import Rows
 
 log = logging.getLogger("agent")
-
-# What asks a run to save and end: a scheduler's notice, or Ctrl-C.
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-
-# May differ between a run and its resumption; everything else must agree.
-FREE_AT_RESUME = (
-    *("stop.", "logdir", "log.", "eval.", "checkpoint.", "replay.ram_gb"),
-    *("device", "precision", "threads", "products", "compile"),
-    *("env.timeout", "env.restarts_per_hour"),
-)
-
-
-class RunError(ValueError):
-    """The run cannot start as asked; the message says what to change."""
 
 
 def default_logdir(config: Config) -> str:
@@ -94,63 +80,6 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     np.random.seed(seed % 2**32)
     torch.manual_seed(seed)
-
-
-def reconcile(asked: Config, saved: Config, given: set[str]) -> Config:
-    """The saved configuration with what the user may change at resume.
-
-    Raises RunError with a diff for anything else that was asked for explicitly or by presets.
-    """
-    ask, old = configs.to_flat(asked), configs.to_flat(saved)
-    free = {k for k in old if any(k == f or (f[-1] == "." and k.startswith(f))
-                                  for f in FREE_AT_RESUME)}  # fmt: skip
-    identity = {"task", "core", "seed"}
-    clash = [
-        f"  {key}: {old[key]} in the run, {ask[key]} asked"
-        for key in old
-        if key not in free and (key in given or key in identity) and ask[key] != old[key]
-        and not (key == "size" and ask[key] == "auto")
-    ]  # fmt: skip
-    if clash:
-        raise RunError(
-            "this folder holds a run with other settings:\n"
-            + "\n".join(clash)
-            + "\nchoose another --logdir, or drop these flags to resume; nothing was touched"
-        )
-    changed = {key: ask[key] for key in free & given}
-    return configs.replace_flat(saved, changed)
-
-
-def check_mode(config: Config) -> None:
-    """Raises RunError when the settings of a run without environment steps do not fit."""
-    if config.loop.mode != "offline":
-        return
-    if not config.replay.from_:
-        raise RunError("--loop.mode offline learns from stored steps: add --replay.from <folder>")
-    if not set(limits.limits(config.stop)) - {limits.AXES["steps"]}:
-        raise RunError(
-            "--loop.mode offline ends after --stop.updates <number>, or --stop.flops or "
-            "--stop.seconds, one of which must be given"
-        )
-
-
-def check_ranks(config: Config, count: int) -> None:
-    """Raises RunError for what `count` ranks cannot share."""
-    if count > 1 and config.replay.start != "zero":
-        raise RunError(
-            f"replay.start {config.replay.start} is for a run of one rank, whose rows and streams "
-            f"the states belong to; leave it at zero"
-        )
-    shared = {"batch.size": config.batch.size}
-    if config.loop.mode != "offline":
-        shared["env.count"] = config.env.count
-    for key, number in shared.items():
-        if number % count:
-            fit = [n for n in range(1, number + 1) if number % n == 0]
-            raise RunError(
-                f"{key} {number} is that of all ranks together and does not divide among {count}: "
-                f"choose a multiple of {count}, or start {' or '.join(map(str, fit))} ranks"
-            )
 
 
 def run(config: Config, given: set[str]) -> int:
@@ -212,42 +141,6 @@ def run_folder(config: Config, given: set[str], ranks: Ranks, notice: Notice) ->
                 with contextlib.suppress(OSError):  # the disk may be full
                     (folder / "error.txt").write_text(traceback.format_exc())
             raise
-
-
-class Stopped(BaseException):
-    """A notice to stop came while there was nothing to save yet."""
-
-
-class Notice:
-    """Handles what asks to stop: tells the loop, or ends the start of a run alone.
-
-    One of several ranks cannot leave while the others wait for it: its start goes on, and the loop
-    ends before its first step.
-    """
-
-    def __init__(self, several: bool) -> None:
-        self.loop: Loop | None = None
-        self.several = several
-        self.early: str | None = None
-        # It inherits that this is ignored, and so outlives a notice to the whole group.
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
-        resource_tracker.ensure_running()
-        for number in STOPS:
-            signal.signal(number, self)
-
-    def __call__(self, number: int, frame: Any) -> None:
-        name = signal.Signals(number).name
-        if self.loop is not None:
-            self.loop.stop = name
-        elif self.several:
-            self.early = name
-        else:
-            raise Stopped(name)
-
-    def tell(self, loop: Loop) -> None:
-        """From now on notices go to `loop`."""
-        self.loop = loop
-        loop.stop = loop.stop or self.early
 
 
 def run_in(folder: Path, config: Config, given: set[str], ranks: Ranks, notice: Notice) -> int:

@@ -33,7 +33,9 @@ def main(argv: list[str] | None = None) -> int:
         return refuse(error)
     if first:
         print(f"{config.task}, core {config.core}: starting ...", flush=True)
-    from agent.run import RankLost, RunError, run
+    from agent.checks import RunError
+    from agent.ranks import RankLost
+    from agent.run import run
 
     try:
         return run(config, explicit(argv))

@@ -11,8 +11,9 @@ from agent import seeding, staleness
 from agent.auto import fake_batch
 from agent.carry import Packing, Streamed, spacing
 from agent.checkpoint import Checkpoints
+from agent.checks import RunError
 from agent.learner import Learner
-from agent.run import RunError, run
+from agent.run import run
 from agent.train import main as train
 from agent.update import Update
 from configs.load import resolve

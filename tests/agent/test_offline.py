@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from agent.checkpoint import Checkpoints
-from agent.run import RunError, run
+from agent.checks import RunError
+from agent.run import run
 from configs import load as configs
 
 ROOT = Path(__file__).parents[2]

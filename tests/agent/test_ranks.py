@@ -13,9 +13,9 @@ import torch.multiprocessing as multiprocessing
 
 from agent import deal, seeding
 from agent.auto import choose_envs, choose_threads, fake_batch
+from agent.checks import RunError, check_ranks
 from agent.learner import Learner
 from agent.ranks import Ranks, lost, of_all_ranks
-from agent.run import RunError, check_ranks
 from agent.update import Update
 from configs.load import replace_flat, resolve
 from envs.env import Space

@@ -1,0 +1,75 @@
+"""What a run refuses to start with, each in one message that says what to change."""
+
+from __future__ import annotations
+
+from agent import limits
+from configs import load as configs
+from configs.schema import Config
+
+# May differ between a run and its resumption; everything else must agree.
+FREE_AT_RESUME = (
+    *("stop.", "logdir", "log.", "eval.", "checkpoint.", "replay.ram_gb"),
+    *("device", "precision", "threads", "products", "compile"),
+    *("env.timeout", "env.restarts_per_hour"),
+)
+
+
+class RunError(ValueError):
+    """The run cannot start as asked; the message says what to change."""
+
+
+def reconcile(asked: Config, saved: Config, given: set[str]) -> Config:
+    """The saved configuration with what the user may change at resume.
+
+    Raises RunError with a diff for anything else that was asked for explicitly or by presets.
+    """
+    ask, old = configs.to_flat(asked), configs.to_flat(saved)
+    free = {k for k in old if any(k == f or (f[-1] == "." and k.startswith(f))
+                                  for f in FREE_AT_RESUME)}  # fmt: skip
+    identity = {"task", "core", "seed"}
+    clash = [
+        f"  {key}: {old[key]} in the run, {ask[key]} asked"
+        for key in old
+        if key not in free and (key in given or key in identity) and ask[key] != old[key]
+        and not (key == "size" and ask[key] == "auto")
+    ]  # fmt: skip
+    if clash:
+        raise RunError(
+            "this folder holds a run with other settings:\n"
+            + "\n".join(clash)
+            + "\nchoose another --logdir, or drop these flags to resume; nothing was touched"
+        )
+    changed = {key: ask[key] for key in free & given}
+    return configs.replace_flat(saved, changed)
+
+
+def check_mode(config: Config) -> None:
+    """Raises RunError when the settings of a run without environment steps do not fit."""
+    if config.loop.mode != "offline":
+        return
+    if not config.replay.from_:
+        raise RunError("--loop.mode offline learns from stored steps: add --replay.from <folder>")
+    if not set(limits.limits(config.stop)) - {limits.AXES["steps"]}:
+        raise RunError(
+            "--loop.mode offline ends after --stop.updates <number>, or --stop.flops or "
+            "--stop.seconds, one of which must be given"
+        )
+
+
+def check_ranks(config: Config, count: int) -> None:
+    """Raises RunError for what `count` ranks cannot share."""
+    if count > 1 and config.replay.start != "zero":
+        raise RunError(
+            f"replay.start {config.replay.start} is for a run of one rank, whose rows and streams "
+            f"the states belong to; leave it at zero"
+        )
+    shared = {"batch.size": config.batch.size}
+    if config.loop.mode != "offline":
+        shared["env.count"] = config.env.count
+    for key, number in shared.items():
+        if number % count:
+            fit = [n for n in range(1, number + 1) if number % n == 0]
+            raise RunError(
+                f"{key} {number} is that of all ranks together and does not divide among {count}: "
+                f"choose a multiple of {count}, or start {' or '.join(map(str, fit))} ranks"
+            )

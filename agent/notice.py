@@ -1,0 +1,47 @@
+"""Signals that ask a run to save and end: a scheduler's notice, or Ctrl-C."""
+
+from __future__ import annotations
+
+import signal
+from multiprocessing import resource_tracker
+from typing import Any
+
+from agent.loop import Loop
+
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+
+
+class Stopped(BaseException):
+    """A notice to stop came while there was nothing to save yet."""
+
+
+class Notice:
+    """Handles what asks to stop: tells the loop, or ends the start of a run alone.
+
+    One of several ranks cannot leave while the others wait for it: its start goes on, and the loop
+    ends before its first step.
+    """
+
+    def __init__(self, several: bool) -> None:
+        self.loop: Loop | None = None
+        self.several = several
+        self.early: str | None = None
+        # It inherits that this is ignored, and so outlives a notice to the whole group.
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        resource_tracker.ensure_running()
+        for number in STOPS:
+            signal.signal(number, self)
+
+    def __call__(self, number: int, frame: Any) -> None:
+        name = signal.Signals(number).name
+        if self.loop is not None:
+            self.loop.stop = name
+        elif self.several:
+            self.early = name
+        else:
+            raise Stopped(name)
+
+    def tell(self, loop: Loop) -> None:
+        """From now on notices go to `loop`."""
+        self.loop = loop
+        loop.stop = loop.stop or self.early
