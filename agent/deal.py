@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from agent.actor import tree_map
+from worldmodels.world_model import tree_map
 
 SUMS = ("env/restarts", "usage/ram_gb", "usage/workers_ram_gb")
 COUNTS = ("agent_step", "env_step")
@@ -42,7 +42,7 @@ def join(parts: list[dict[str, Any]]) -> dict[str, Any]:
         out[key] = np.concatenate([part[key] for part in parts])
     actors, pools, replays = ([part[key] for part in parts] for key in ("actor", "pool", "replay"))
     out["actor"] = {
-        "carry": joined_tree([actor["carry"] for actor in actors]),
+        "carry": tree_map(lambda *leaves: torch.cat(leaves), *(a["carry"] for a in actors)),
         "tick": max(actor["tick"] for actor in actors),
     }
     tick = max(pool["tick"] for pool in pools)
@@ -78,12 +78,6 @@ def join(parts: list[dict[str, Any]]) -> dict[str, Any]:
         ]
     }  # fmt: skip
     return out
-
-
-def joined_tree(trees: list[Any]) -> Any:
-    if isinstance(trees[0], dict):
-        return {key: joined_tree([tree[key] for tree in trees]) for key in trees[0]}
-    return torch.cat(trees)
 
 
 def deal(run: dict[str, Any], rank: int, ranks: int) -> dict[str, Any]:

@@ -40,7 +40,6 @@ from replay.replay import Replay
 
 log = logging.getLogger("agent")
 
-HEARTBEAT = 30.0
 LONGEST_CONTEXT = 64
 KEEP_FRAMES = 200
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from agent.limits import FINISHED
 from agent.logger import AXES
 from agent.status import ERROR, running
 from configs.load import read_yaml
@@ -177,7 +178,7 @@ def last_words(path: Path) -> str:
 
 def state(folder: Path, run: Run, failure: str) -> tuple[str, str]:
     """Status and its reason; `run.end` becomes what a finished run says itself."""
-    file = folder / "finished.json"
+    file = folder / FINISHED
     if file.exists():
         found = json.loads(file.read_text())
         run.end.update({axis: found[axis] for axis in AXES if axis in found})
