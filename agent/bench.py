@@ -25,10 +25,10 @@ if __name__ == "__main__":
 
 import torch
 
-from agent import bound, growth, rates
 from agent.auto import fake_batch
-from agent.cell import PARTS, Cell, acting, seconds, split
-from agent.peak import peak_apart
+from agent.profiling import bound, growth, rates
+from agent.profiling.cell import PARTS, Cell, acting, seconds, split
+from agent.profiling.peak import peak_apart
 from configs.mkl import choose_products
 
 SCHEMA = 1

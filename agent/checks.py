@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 from agent import limits
 from configs import load as configs
 from configs.schema import Config
+from envs.make import cheap
 
 # May differ between a run and its resumption; everything else must agree.
 FREE_AT_RESUME = (
@@ -16,6 +20,15 @@ FREE_AT_RESUME = (
 
 class RunError(ValueError):
     """The run cannot start as asked; the message says what to change."""
+
+
+@contextlib.contextmanager
+def refused(what: str = "") -> Iterator[None]:
+    """Raises a ValueError within as RunError, after the word `what`."""
+    try:
+        yield
+    except ValueError as error:
+        raise RunError(f"{what}{error}") from error
 
 
 def reconcile(asked: Config, saved: Config, given: set[str]) -> Config:
@@ -56,6 +69,16 @@ def check_mode(config: Config) -> None:
         )
 
 
+def check_threads(config: Config) -> None:
+    """Raises RunError for environments that cannot be stepped beside the learner."""
+    if (config.loop.mode, config.env.processes) == ("overlapped", "no") and not cheap(config.task):
+        # Built in this thread and stepped in the actor's, where OpenGL would refuse to draw.
+        raise RunError(
+            f"env.processes no: {config.task} cannot be stepped in a thread beside the learner; "
+            f"leave it at auto, or add --loop.mode lockstep"
+        )
+
+
 def check_ranks(config: Config, count: int) -> None:
     """Raises RunError for what `count` ranks cannot share."""
     if count > 1 and config.replay.start != "zero":
@@ -73,3 +96,11 @@ def check_ranks(config: Config, count: int) -> None:
                 f"{key} {number} is that of all ranks together and does not divide among {count}: "
                 f"choose a multiple of {count}, or start {' or '.join(map(str, fit))} ranks"
             )
+
+
+def check_flops(config: Config, update: int) -> None:
+    """Raises RunError for a limit of FLOPs below those of one `update`."""
+    if 0 < config.stop.flops < update:
+        raise RunError(
+            f"--stop.flops {config.stop.flops:g} is less than one update takes: {update:,}"
+        )

@@ -20,9 +20,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from agent import horizon, influence, memory_maps, norms, probe, recall, recording, spectrum
+from agent.diagnostics import (
+    horizon,
+    influence,
+    memory_maps,
+    norms,
+    probe,
+    recall,
+    recording,
+    spectrum,
+)
+from agent.diagnostics.recording import Recording
 from agent.evaluate import load_run
-from agent.recording import Recording
 
 MODULES = {
     "horizon": horizon,

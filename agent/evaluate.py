@@ -97,7 +97,7 @@ def play(
 def pool_of(config: Config, episodes: int, slots: int = SLOTS, labels: bool = False) -> Any:
     """The environments of an evaluation, with seeds that training never uses; `labels` as in
     `make_env`."""
-    from agent.run import env_maker
+    from agent.environments import env_maker
     from envs.make import cheap
     from envs.pool import EnvPool
 

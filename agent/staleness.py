@@ -24,8 +24,8 @@ import torch
 from agent import seeding
 from agent.carry import Packing
 from agent.checkpoint import Checkpoints
+from agent.environments import fields
 from agent.evaluate import load_run, player, pool_of
-from agent.run import fields
 from agent.update import Update
 from configs.schema import Config
 from replay.blocks import BLOCK, Layout

@@ -22,9 +22,9 @@ if __name__ == "__main__":
 
 import torch
 
-from agent import cell
 from agent.auto import fake_batch
 from agent.learner import Learner
+from agent.profiling import cell
 from agent.update import Update
 from configs import load as configs
 from configs.load import ConfigError

@@ -22,7 +22,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from agent.actor import Actor
 from agent.auto import count_flops, dry_update, fake_batch
-from agent.run import env_maker
+from agent.environments import env_maker
 from agent.summary import parameters
 from agent.update import Update
 from configs.schema import Config

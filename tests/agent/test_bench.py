@@ -8,8 +8,9 @@ import math
 import pytest
 import torch
 
-from agent import bench, bound, cell, growth, peak, rates
-from agent.cell import PARTS, Cell
+from agent import bench
+from agent.profiling import bound, cell, growth, peak, rates
+from agent.profiling.cell import PARTS, Cell
 from worldmodels.scan import diag_scan
 
 DEBUG = ["--size", "debug", "--batch", "2x8", "--rounds", "2", "--threads", "1"]

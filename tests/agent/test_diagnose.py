@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from agent import diagnose, influence
+from agent import diagnose
+from agent.diagnostics import influence
+from agent.diagnostics.recording import record
 from agent.evaluate import load_run
-from agent.recording import record
 from agent.train import main as train
 
 SMALL = ["--preset", "bsuite_small", "--batch.size", "4", "--batch.length", "16"]

@@ -88,7 +88,11 @@ def test_the_last_row_counts_every_simulator_step(
         monkeypatch.setattr("envs.atari.FRAMES", 45)
     calls, limits = [], itertools.cycle((7, 10, 5, 8, 3))
     make = functools.partial(make_env, task, repeat=repeat)
-    monkeypatch.setattr(agent.run, "env_maker", lambda config: lambda: watch(make(), calls, limits))
+
+    def watched(config):
+        return lambda: watch(make(), calls, limits)
+
+    monkeypatch.setattr("agent.environments.env_maker", watched)
     flags = ("--task", task, "--env.repeat", str(repeat), "--env.count", str(count))
     config = tiny(
         *flags, *QUIET, "--stop.steps", str(steps + 10 * count), "--logdir", str(tmp_path),

@@ -12,11 +12,11 @@ import psutil
 import pytest
 import torch
 
+from agent.environments import env_maker
 from agent.evaluate import NICE, SLOTS, evaluate, logged, main, weights_file
 from agent.evaluator import Evaluator
 from agent.logger import Logger
 from agent.published import acting_copy, acting_weights
-from agent.run import env_maker
 from agent.scores import lines, normalised
 from agent.update import Update
 from configs.load import blocks

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from agent import horizon, recall
-from agent.horizon import errors, powers, references, table
-from agent.recall import by_cue, place_ages, queries
-from agent.recording import Episode, Recording
+from agent.diagnostics import horizon, recall
+from agent.diagnostics.horizon import errors, powers, references, table
+from agent.diagnostics.recall import by_cue, place_ages, queries
+from agent.diagnostics.recording import Episode, Recording
 from envs.env import Space
 
 SPACES = {"vector": Space("vector", (2,)), "token": Space("discrete", (2,), (2, 3))}

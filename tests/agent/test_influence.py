@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from agent.influence import bins, norms
-from agent.norms import measure as measure_norms
+from agent.diagnostics.influence import bins, norms
+from agent.diagnostics.norms import measure as measure_norms
 from configs.load import resolve
 from worldmodels.core import SequenceCore
 from worldmodels.cores import CORES, make_core
@@ -90,7 +90,7 @@ def test_lags_are_averaged_up_to_the_next():
 def test_norms_are_those_of_their_ages():
     from types import SimpleNamespace as Simple
 
-    from agent.recording import Episode
+    from agent.diagnostics.recording import Episode
 
     def episode(values):
         norm = torch.tensor(values).numpy()

@@ -6,8 +6,8 @@ import math
 import pytest
 import torch
 
-from agent.memory_maps import maps_of, watched
-from agent.spectrum import half_life, initial_range, layer_spectrum
+from agent.diagnostics.memory_maps import maps_of, watched
+from agent.diagnostics.spectrum import half_life, initial_range, layer_spectrum
 from configs.schema import ElmurConfig, RateConfig
 from worldmodels.elmur import Elmur
 from worldmodels.rate import Rate

@@ -12,12 +12,12 @@ import torch
 
 from agent.actor import Actor
 from agent.checkpoint import Checkpoints
+from agent.environments import env_maker, fields
 from agent.learner import Learner, NonFiniteError
 from agent.logger import Logger, Terminal
 from agent.loop import Loop
 from agent.overlap import Overlapped
 from agent.published import Published
-from agent.run import env_maker, fields
 from agent.update import Update
 from configs.schema import StopConfig
 from envs.env import Space

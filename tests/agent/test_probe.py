@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import torch
 
-from agent import probe
-from agent.probe import chance, class_label, maze_labels, score, split
-from agent.recording import Episode
+from agent.diagnostics import probe
+from agent.diagnostics.probe import chance, class_label, maze_labels, score, split
+from agent.diagnostics.recording import Episode
 
 ROWS = 400
 EACH = torch.arange(ROWS)  # every row an episode of its own

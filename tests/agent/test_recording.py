@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from agent.diagnostics.recording import Episode, Recorder, Recording
 from agent.policy import Categorical
-from agent.recording import Episode, Recorder, Recording
 
 
 def test_a_recorder_keeps_the_first_episodes_of_each_slot_and_latents_at_some_steps():

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agent.recording import Recording
+from agent.diagnostics.recording import Recording
 from worldmodels.s3m import SSM
 
 

@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from agent.cell import Cell
+from agent.profiling.cell import Cell
 from envs.bench import rate
 from envs.memory_maze import MemoryMaze
 from envs.pool import EnvPool

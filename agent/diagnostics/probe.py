@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from agent.recording import Episode, Recording
+from agent.diagnostics.recording import Episode, Recording
 
 KINDS = ("linear", "mlp")
 PARTS = ("h", "x", "z")

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from agent import seeding
-from agent.recording import Recording
+from agent.diagnostics.recording import Recording
 from worldmodels.core import SequenceCore
 from worldmodels.dists import twohot_loss
 from worldmodels.encoder import one_hot

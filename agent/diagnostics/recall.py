@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from agent.horizon import WORDS, imagined, kinds, powers, table
-from agent.recording import Recording
+from agent.diagnostics.horizon import WORDS, imagined, kinds, powers, table
+from agent.diagnostics.recording import Recording
 
 CUES = {"bsuite_memory_": ("vector", 2), "tmaze_": ("vector", 0)}  # shown at step 0, by task
 BLIND = (1, 4, 16)  # last steps that are imagined, besides all of them

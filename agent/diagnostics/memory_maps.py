@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from agent.recording import Recording
+from agent.diagnostics.recording import Recording
 from worldmodels.core import SequenceCore
 from worldmodels.elmur import Elmur
 from worldmodels.rate import Rate

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from agent.ages import by_age
-from agent.recording import Recording
+from agent.diagnostics.recording import Recording
 
 
 def measure(run: Recording) -> dict[str, Any]:

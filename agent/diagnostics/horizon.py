@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from agent import media, seeding
-from agent.recording import Recording
+from agent.diagnostics.recording import Recording
 from worldmodels.dists import symlog
 from worldmodels.encoder import one_hot
 

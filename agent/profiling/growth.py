@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from agent.auto import fake_batch
-from agent.bound import Traffic
-from agent.cell import ACT, VECTOR, Cell, acting, seconds
 from agent.learner import Learner
+from agent.profiling.bound import Traffic
+from agent.profiling.cell import ACT, VECTOR, Cell, acting, seconds
 from configs.load import resolve
 from worldmodels.world_model import WorldModel
 

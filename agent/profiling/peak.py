@@ -1,7 +1,7 @@
 """Peak memory of one update, above what the process held before it, in bytes.
 
-`python -m agent.peak CORE SIZE BxT IMAGES PRECISION THREADS PRODUCTS` prints the number. It has
-a process of its own because memory that a process has freed is used again without growth.
+`python -m agent.profiling.peak CORE SIZE BxT IMAGES PRECISION THREADS PRODUCTS` prints the number.
+It has a process of its own because memory that a process has freed is used again without growth.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import dataclasses
 import torch
 
 from agent.auto import fake_batch
-from agent.cell import Cell
+from agent.profiling.cell import Cell
 from configs.mkl import choose_products
 
 
@@ -53,7 +53,10 @@ def peak_apart(cell: Cell, threads: int, products: str) -> int:
     """`peak` in a fresh process. Raises CalledProcessError when that fails."""
     words = [*dataclasses.astuple(cell), str(threads), products]
     done = subprocess.run(
-        [sys.executable, "-m", "agent.peak", *words], stdout=subprocess.PIPE, text=True, check=True
+        [sys.executable, "-m", "agent.profiling.peak", *words],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
     )
     return int(done.stdout)
 
