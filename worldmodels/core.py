@@ -69,7 +69,10 @@ class SequenceCore(nn.Module):
     def scan(
         self, u: Tensor, is_first: Tensor, state: State, plan: Any = None
     ) -> tuple[Tensor, Tensor, State, State]:
-        """T steps of u (B, T, U): h (B, T, D), x (B, T, X), the last state and the context."""
+        """T steps of u (B, T, U): h (B, T, D), x (B, T, X), the last state and the context.
+
+        `plan` is that of these rows; without one the device may be waited for.
+        """
         raise NotImplementedError
 
     def imagine(self, context: State, last: int | None = None) -> Any:

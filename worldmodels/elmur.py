@@ -29,7 +29,7 @@ from worldmodels.attention import Pair, WindowAttention
 from worldmodels.core import SequenceCore, State
 from worldmodels.elmur_roll import ElmurRoll
 from worldmodels.layers import Dropout, Enter, RMSNorm
-from worldmodels.segments import Pieces, plan_pieces
+from worldmodels.segments import Pieces, Plan
 from worldmodels.slots import NOTHING, Read, Slots, Sum
 from worldmodels.transformer import FeedForward, since_first
 
@@ -215,11 +215,11 @@ class Elmur(SequenceCore):
         key, value = (torch.stack(parts, 1).to(dtype) for parts in zip(*pairs, strict=True))
         return {"key": key, "value": value, **rest}
 
-    def plan(self, is_first: np.ndarray, age: np.ndarray) -> int:
-        return plan_pieces(is_first, age, self.segment)
+    def plan(self, is_first: np.ndarray, age: np.ndarray) -> Plan:
+        return Plan.of(is_first, age, self.segment)
 
     def scan(
-        self, u: Tensor, is_first: Tensor, state: State, plan: int | None = None
+        self, u: Tensor, is_first: Tensor, state: State, plan: Plan | None = None
     ) -> tuple[Tensor, Tensor, State, State]:
         length = u.shape[1]
         state = self.reset(state, is_first[:, 0])
@@ -299,6 +299,7 @@ class Elmur(SequenceCore):
             "group": pieces.after,
             "age": age,
             "known": known,
+            "plan": plan,
         }
         return h, x, last, context
 

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from worldmodels.attention import Pair
 from worldmodels.core import State
-from worldmodels.segments import Grid
+from worldmodels.segments import Grid, Plan
 from worldmodels.slots import Read, Slots, Sum
 
 if TYPE_CHECKING:
@@ -93,13 +94,16 @@ class ElmurRoll:
     """Continuations of the last K steps of each row: `step(u)` takes (B*K, U)."""
 
     def __init__(self, core: Elmur, context: State, last: int):
-        context = {key: value.detach() for key, value in context.items()}
+        plan = context["plan"] or Plan.read(context["age"], context["group"])
+        context = {key: value.detach() for key, value in context.items() if key != "plan"}
         self.core, self.last, self.taken = core, last, 0
         self.known, self.age, group = (
             context[name][:, -last:] for name in ("known", "age", "group")
         )
         first = group[:, :1]
-        self.grid = Grid(group - first, (self.age + 1) % core.segment, core.segment)
+        after = plan.after[:, -last:]
+        pieces = int((after - after[:, :1]).max()) + 1
+        self.grid = Grid(group - first, (self.age + 1) % core.segment, core.segment, pieces)
         row = torch.arange(len(group), device=group.device)[:, None]
         take = first + torch.arange(self.grid.pieces, device=group.device)
         take = take.clamp(max=context["writes"].shape[1] - 1)
@@ -116,7 +120,8 @@ class ElmurRoll:
         ]
         # The starts by the steps that complete their segments; they take turns of L steps.
         left = (-2 - self.age).flatten() % core.segment
-        counts = torch.bincount(left, minlength=core.segment).tolist()
+        phases = (-2 - plan.age[:, -last:]).ravel() % core.segment
+        counts = np.bincount(phases, minlength=core.segment).tolist()
         self.rows = left.argsort(stable=True).split(counts)
         keep = core.window - 1 + last
         keys, values = (context[name][:, :, -keep:] for name in ("key", "value"))

@@ -35,7 +35,7 @@ from worldmodels.core import SequenceCore, State
 from worldmodels.layers import Dropout, Enter, RMSNorm
 from worldmodels.memory_attention import Group, MemoryAttention
 from worldmodels.rate_roll import RateRoll
-from worldmodels.segments import Pieces, plan_pieces, take
+from worldmodels.segments import Pieces, Plan, take
 from worldmodels.transformer import Block, since_first
 from worldmodels.valve import make_valve
 
@@ -226,12 +226,12 @@ class Rate(SequenceCore):
         pairs = [(key[:, 1:], value[:, 1:]) for key, value in pairs]
         return h[:, 0], x, self.state(pairs, memory, age, known)
 
-    def plan(self, is_first: np.ndarray, age: np.ndarray) -> int:
-        return plan_pieces(is_first, age, self.segment)
+    def plan(self, is_first: np.ndarray, age: np.ndarray) -> Plan:
+        return Plan.of(is_first, age, self.segment)
 
     @torch.compiler.disable  # the number of rounds depends on the resets
     def scan(
-        self, u: Tensor, is_first: Tensor, state: State, plan: int | None = None
+        self, u: Tensor, is_first: Tensor, state: State, plan: Plan | None = None
     ) -> tuple[Tensor, Tensor, State, State]:
         age, known = (since_first(is_first, state[name]) for name in ("age", "known"))
         pieces = Pieces(age, is_first, self.segment, plan, packed=True)
@@ -273,7 +273,7 @@ class Rate(SequenceCore):
         begun = torch.where(pieces.begins.gather(1, pieces.piece), 0, pieces.piece + 1)
         index = torch.where(self.complete(age), pieces.piece + 2, begun)
         shown = steps(news) if self.provisional else take(memory, index)
-        context = {"memory": memory, "index": index, "age": age, "known": known}
+        context = {"memory": memory, "index": index, "age": age, "known": known, "plan": plan}
         for name, cache, parts in zip(("key", "value"), before, (keys, values), strict=True):
             new = steps(parts).transpose(1, 2)
             context[name] = torch.cat([cache, new], 2)  # of each layer kept + T keys or values

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -16,7 +17,7 @@ from torch import Tensor
 from worldmodels.attention import Pair
 from worldmodels.core import State
 from worldmodels.memory_attention import Group
-from worldmodels.segments import put, take
+from worldmodels.segments import Plan, put, take
 
 if TYPE_CHECKING:
     from worldmodels.rate import Rate
@@ -29,7 +30,8 @@ class RateRoll:
         self.core, self.last, self.taken = core, last, 0
         self.size = min(core.kept + 1, last)
         self.after = -last % self.size
-        context = {name: value.detach() for name, value in context.items()}
+        plan = context["plan"] or Plan.read(context["age"], context["index"])
+        context = {name: value.detach() for name, value in context.items() if name != "plan"}
         keys, values = (self.windows(context[name]) for name in ("key", "value"))
         self.shared = list(zip(keys, values, strict=True))
         self.age, self.known = (self.fold(context[name][:, -last:]) for name in ("age", "known"))
@@ -43,8 +45,9 @@ class RateRoll:
         place = torch.arange(-core.kept, self.size, device=memory.device)
         self.back = place[core.kept :, None] - place  # distance (Q, kept + Q) of keys from starts
         # The most starts of a group that end a segment at once, by their phase.
-        phases = F.one_hot((self.age % core.segment).long(), core.segment)
-        self.most = phases.sum(1).amax(0).tolist()
+        groups = np.pad(plan.age[:, -last:] % core.segment, ((0, 0), (0, self.after)))
+        groups = groups.reshape(-1, self.size)
+        self.most = [int((groups == phase).sum(1).max()) for phase in range(core.segment)]
 
     def fold(self, value: Tensor) -> Tensor:
         """(B, K, ...) to (N, Q, ...), N groups of Q starts, padded with zeros."""

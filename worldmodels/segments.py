@@ -7,6 +7,8 @@ the row's own steps instead would make acting and training disagree.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -27,19 +29,31 @@ def put(value: Tensor, index: Tensor, new: Tensor) -> Tensor:
     return value.scatter(1, indices(index, value), new.to(value.dtype))
 
 
-def plan_pieces(is_first: np.ndarray, age: np.ndarray, length: int) -> int:
-    """Pieces that a batch (B, T) needs, rounded up to one of a few numbers: those of rows without a
-    reset, and so many more as the next power of 2.
+@dataclass(frozen=True)
+class Plan:
+    """What the host knows of a batch (B, T) before it reaches the device: nothing waits for it."""
 
-    Known before the batch reaches the device: nothing waits for it, and compiled code sees few
-    sizes. `is_first` and `age`, steps since the episode's start, as in `Pieces`.
-    """
-    complete = age % length == length - 1
-    cuts = complete[:, :-1].astype(int) + is_first[:, 1:]
-    needed = 1 + int(cuts.sum(1).max(initial=0))
-    plain = 1 + -(-age.shape[1] // length)
-    more = max(0, needed - plain)
-    return plain + (1 << (more - 1).bit_length() if more else 0)
+    pieces: int  # that it is cut into, rounded up; 0: not known
+    age: np.ndarray  # (B, T): steps since the episode's start
+    after: np.ndarray  # (B, T): that of `Pieces`
+
+    @classmethod
+    def of(cls, is_first: np.ndarray, age: np.ndarray, length: int) -> Plan:
+        """Pieces are those of rows without a reset, and so many more as the next power of 2:
+        compiled code sees few sizes. `is_first` and `age` as in `Pieces`."""
+        complete = age % length == length - 1
+        cuts = np.zeros(age.shape, int)
+        cuts[:, 1:] = complete[:, :-1].astype(int) + is_first[:, 1:]
+        piece = cuts.cumsum(1)
+        plain = 1 + -(-age.shape[1] // length)
+        more = max(0, 1 + int(piece.max()) - plain)
+        pieces = plain + (1 << (more - 1).bit_length() if more else 0)
+        return cls(pieces, age, piece + complete)
+
+    @classmethod
+    def read(cls, age: Tensor, after: Tensor) -> Plan:
+        """The same from the device, which is waited for."""
+        return cls(0, age.cpu().numpy(), after.cpu().numpy())
 
 
 class Grid:
@@ -48,7 +62,7 @@ class Grid:
     def __init__(self, piece: Tensor, slot: Tensor, length: int, pieces: int = 0):
         """`pieces`: their number, if it is known."""
         batch = len(piece)
-        # Without a plan this waits for the device: loops over pieces need their number.
+        # Unknown, it is waited for: loops over pieces need their number.
         self.pieces, self.length = pieces or int(piece.max()) + 1, length
         self.shape = (batch, self.pieces, length)
         row = torch.arange(batch, device=piece.device)[:, None]
@@ -79,9 +93,9 @@ class Pieces(Grid):
     """
 
     def __init__(
-        self, age: Tensor, is_first: Tensor, length: int, plan: int | None, packed: bool = False
+        self, age: Tensor, is_first: Tensor, length: int, plan: Plan | None, packed: bool = False
     ):
-        """age (B, T): steps since the start of the episode; `plan`: of `plan_pieces`, or None."""
+        """age (B, T): steps since the start of the episode; `plan`: of these rows, or None."""
         phase = age % length
         complete = phase == length - 1
         cuts = torch.zeros_like(phase)
@@ -91,7 +105,7 @@ class Pieces(Grid):
         if packed:
             step = torch.arange(age.shape[1], device=age.device)
             slot = step - torch.where(cuts > 0, step, 0).cummax(1).values
-        super().__init__(self.piece, slot, length, plan or 0)
+        super().__init__(self.piece, slot, length, plan.pieces if plan else 0)
         self.after = self.piece + complete
         self.taken = self.lay(torch.ones_like(is_first))
         self.begins = self.lay(is_first)[:, :, 0]

@@ -10,11 +10,14 @@ from agent import seeding
 from agent.auto import fake_batch
 from agent.imagination import imagine
 from agent.learner import Compiled, KeptBatches, Learner, NonFiniteError
+from agent.optim import LaProp
 from agent.update import Update
 from configs.load import replace_flat, resolve
 from envs.env import Space
 from envs.testing import ConstantReward
 from worldmodels.cores import CORES
+from worldmodels.transformer import since_first
+from worldmodels.world_model import tree_map
 
 OBS = {"vector": Space("vector", (3,))}
 DISCRETE, BOX = Space("discrete", (2,), (3, 2)), Space("vector", (2,))
@@ -46,6 +49,31 @@ def test_every_trainable_parameter_gets_a_gradient(tiny, core, features, act):
     for name, param in update.trainable():
         assert param.grad is not None, name
         assert param.grad.abs().sum() > 0, name
+
+
+@pytest.mark.parametrize("actor_grad", ["reinforce", "dynamics"])
+@pytest.mark.parametrize("core", CORES)
+def test_an_update_stays_on_its_device_and_waits_for_no_number(tiny, monkeypatch, core, actor_grad):
+    """On a device whose tensors have no contents: to read one, or to mix devices, raises."""
+    autocast, enabled = torch.autocast, torch.is_autocast_enabled
+    monkeypatch.setattr(torch, "autocast", lambda kind, **given: autocast("cpu", **given))
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda kind: enabled("cpu"))
+    flags = ("--behaviour.actor_grad", actor_grad, "--behaviour.features", "full")
+    config = tiny("--core", core, *flags)
+    config = replace_flat(config, {"behaviour.horizon": 9})  # across the ends of segments
+    update = Update(config, OBS, DISCRETE).to("meta")
+    optimizer = LaProp(update.trainable(), config.optim)
+    batch = fake_batch(update, 2, 32)
+    batch["is_first"][0, 13] = True
+    batch["age"] = since_first(batch["is_first"], torch.tensor([3, 0]))
+    plan = update.world.core.plan(batch["is_first"].numpy(), batch["age"].numpy())
+    batch = {**{key: value.to("meta") for key, value in batch.items()}, "plan": plan}
+    loss, metrics, carry = update(batch, update.noise(2, 32, None))
+    loss.backward()
+    optimizer.step()
+    update.update_slow()
+    assert {value.device.type for value in metrics.values()} == {"meta"}
+    tree_map(lambda leaf: leaf.device.type == "meta" or pytest.fail("a carry elsewhere"), carry)
 
 
 def test_imagination_starts_from_the_last_steps_of_each_row(tiny):

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 
 from configs.load import resolve
 from worldmodels.cores import make_core
-from worldmodels.segments import Pieces, plan_pieces
+from worldmodels.segments import Pieces, Plan
 from worldmodels.transformer import since_first
 
 B = 3
@@ -32,10 +32,11 @@ ROWS = {
 @given(**ROWS, packed=st.booleans())
 def test_every_step_has_a_place_of_its_own_within_the_plan(length, ages, resets, segment, packed):
     age, is_first = rows(length, ages, resets)
-    plan = plan_pieces(is_first.numpy(), age.numpy(), segment)
+    plan = Plan.of(is_first.numpy(), age.numpy(), segment)
     pieces = Pieces(age, is_first, segment, plan, packed)
     free = Pieces(age, is_first, segment, None, packed)
-    assert free.pieces <= pieces.pieces == plan
+    assert free.pieces <= pieces.pieces == plan.pieces
+    assert np.array_equal(plan.after, pieces.after)
     assert len(set(pieces.place.tolist())) == B * length
     steps = torch.arange(B * length).view(B, length)
     assert torch.equal(pieces.pick(pieces.lay(steps)), steps)
@@ -64,7 +65,7 @@ def test_plans_are_few():
     for _ in range(300):
         is_first = random.random((4, 64)) < random.random() * 0.5
         age = since_first(torch.from_numpy(is_first), torch.from_numpy(random.integers(0, 8, 4)))
-        plans.add(plan_pieces(is_first, age.numpy(), 8))
+        plans.add(Plan.of(is_first, age.numpy(), 8).pieces)
     assert plans <= {9, 10, 11, 13, 17, 25, 41, 73}
 
 
