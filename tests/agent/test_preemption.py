@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from agent.checkpoint import Checkpoints
+from agent.notice import STOPS
 
 ROOT = Path(__file__).parents[2]
 FLAGS = [
@@ -54,19 +55,30 @@ def start():
     """Starts a run in a folder; what still runs when the test ends is killed."""
     started = []
 
-    def begin(folder, *flags):
+    def begin(folder, *flags, ranks=1):
         folder.mkdir(exist_ok=True)
-        command = [sys.executable, "-m", "agent.train", "--logdir", str(folder), *FLAGS, *flags]
+        command = [sys.executable, "-m"]
+        if ranks > 1:
+            command += ["torch.distributed.run", "--standalone", f"--nproc_per_node={ranks}", "-m"]
+        command += ["agent.train", "--logdir", str(folder), *FLAGS, *flags]
         with (folder / "out").open("w") as out:
             started.append(
                 subprocess.Popen(
-                    command, cwd=ROOT, stdout=out, stderr=subprocess.STDOUT, start_new_session=True
+                    command,
+                    cwd=ROOT,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                    env={**os.environ, "OMP_NUM_THREADS": "1"},
                 )
             )
         return started[-1]
 
     yield begin
     for process in started:
+        if process.poll() is None:
+            for child in psutil.Process(process.pid).children(recursive=True):
+                child.kill()
         process.kill()
         process.wait()
 
@@ -85,16 +97,20 @@ def test_a_notice_before_the_first_step_ends_it_too(tmp_path, start):
     assert "Traceback" not in said
 
 
+ALONE = [(whom, number) for whom in ("process", "group") for number in STOPS]
+OF_TWO = [("one of two ranks", signal.SIGTERM), ("both ranks", signal.SIGTERM)]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("whole_group", [False, True], ids=["process", "group"])
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGINT])
+@pytest.mark.parametrize(("whom", "number"), [*ALONE, *OF_TWO])
 @pytest.mark.parametrize("phase", PHASES)
-def test_a_notice_ends_a_run_within_its_grace(tmp_path, start, phase, number, whole_group, capsys):
+def test_a_notice_ends_a_run_within_its_grace(tmp_path, start, phase, whom, number, capsys):
     begun, flags = PHASES[phase]
     if phase == "compile" and not shutil.which("g++"):
         pytest.skip("no C++ compiler")
     folder = tmp_path / "run"
-    process = start(folder, *flags, "--stop.steps", "1000000")
+    ranks = 2 if "rank" in whom else 1
+    process = start(folder, *flags, "--stop.steps", "1000000", ranks=ranks)
     deadline = time.monotonic() + 200  # compilers take their time
     while not begun(folder):
         assert process.poll() is None, read(folder / "out")
@@ -102,7 +118,14 @@ def test_a_notice_ends_a_run_within_its_grace(tmp_path, start, phase, number, wh
         time.sleep(0.05)
     children = psutil.Process(process.pid).children(recursive=True)
     asked = time.monotonic()
-    os.killpg(process.pid, number) if whole_group else process.send_signal(number)
+    if whom == "group":
+        os.killpg(process.pid, number)
+    elif whom == "process":
+        process.send_signal(number)
+    else:
+        told = psutil.Process(process.pid).children()[whom == "one of two ranks" :]
+        for rank in told:
+            rank.send_signal(number)
     status = process.wait(COMPILE if phase == "compile" else GRACE)
     seconds = time.monotonic() - asked
     said = read(folder / "out")
@@ -117,8 +140,8 @@ def test_a_notice_ends_a_run_within_its_grace(tmp_path, start, phase, number, wh
     step, update = saved["run"]["agent_step"], saved["learner"]["updates"]
     assert f"at step {step:,}, update {update:,}" in said
     with capsys.disabled():
-        row = f"{phase}, {number.name}: {seconds:.1f} s, status {status}, saved at step {step}"
+        row = f"{phase}, {number.name} to {whom}: {seconds:.1f} s, status {status}, step {step}"
         sys.stdout.write(f"\n{row}\n")
-    resumed = start(folder, "--stop.steps", str(step), "--eval.every", "0")
+    resumed = start(folder, "--stop.steps", str(step), "--eval.every", "0", ranks=ranks)
     assert resumed.wait(120) == 0
     assert f"resuming {folder}" in read(folder / "out")
