@@ -47,6 +47,7 @@ def imagine(
                 out = actor(hz.detach(), x.detach())
             action = policy.sample(out if dynamics else out.detach(), action_noise)
             h, x = roll.step(torch.cat([z, action], -1))
+            h = world.readout(h)
             z = world.sample(world.prior(h), z_noise)
             hz = torch.cat([h, z], -1)
             for values, value in zip((hzs, xs, outs, actions), (hz, x, out, action), strict=True):

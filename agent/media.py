@@ -49,6 +49,7 @@ def roll(
         u = torch.cat([z, action[:, t - 1]], -1)
         u = torch.where(first[:, None], 0.0, u)
         h, _, state = world.core.step(u, first, state, prepared)
+        h = world.readout(h)
         noise = world.noise(DRAWS * rows, generator=random)
         z = world.sample(world.prior(h), noise)
         hs.append(h[:, None])

@@ -26,7 +26,7 @@ def model_summary(update: Update, flops: int) -> str:
             lines.append(f"  {name + '.' + inner:38} {parameters(module):12,}  {shapes}")
     lines += [
         f"trainable parameters      {parameters(update):,}",
-        f"h {world.core.out}, x {world.core.hidden}, z {world.z}, embedding {world.encoder.out}",
+        f"h {world.h}, x {world.core.hidden}, z {world.z}, embedding {world.encoder.out}",
         f"policy features ({update.config.behaviour.features}) {update.actor.inputs}",
         f"FLOPs of one update       {flops:,}",
     ]

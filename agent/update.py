@@ -38,7 +38,7 @@ class Update(nn.Module):
         self.world = WorldModel(config, obs_space, act_space)
         self.policy = make_policy(act_space, behaviour.unimix)
         core = self.world.core
-        widths = (core.out, core.hidden, self.world.z)
+        widths = (self.world.h, core.hidden, self.world.z)
 
         def head(outputs: int, outscale: float) -> FeatureHead:
             return FeatureHead(

@@ -101,6 +101,10 @@ class ModelConfig:
     conv: Literal["pool", "strided"] = setting(
         "pool", "5x5 convolutions with pooling and repeating, or 4x4 ones of stride 2 (faster)"
     )
+    readout: int = setting(
+        0,
+        "width of h for prior and heads, by a linear layer; 0: as wide as the core's",
+    )
     chunk: int = setting(
         0, "frames encoded and decoded at a time, again in the backward, to save memory; 0: all"
     )

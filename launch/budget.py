@@ -1,14 +1,16 @@
 """Equal compute: `python -m launch.budget --cores gru s3m elmur --match flops --size 1m`.
 
 Prints what every core costs (launch/cost.py), after the widths of all but the first, or their train
-ratios, have been solved so that what is matched is that of the first. Batch shape, imagined starts
-and heads are the same for all. With --out each solution is a preset, one file a core, for
-`agent.train --preset FOLDER/CORE.yaml`. README.md says what this makes equal, and what not.
+ratios, have been solved so that what is matched is that of the first: of the sequence part by the
+widths of the core, of the whole by the width at which all else reads its output. Batch shape,
+imagined starts and heads are the same for all. With --out each solution is a preset, one file a
+core, for `agent.train --preset FOLDER/CORE.yaml`. README.md says what is made equal, and what not.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -37,6 +39,7 @@ from worldmodels.cores import CORES
 MEASURES = {"params": part_parameters, "flops": update_flops}
 MATCHES = (*MEASURES, "seconds")
 PARTS = ("sequence", "total")
+BOTH = "both"
 TOLERANCE = 0.02
 RATIO = "loop.train_ratio"
 
@@ -69,11 +72,16 @@ class Budget:
     def update(self, core: str, settings: Mapping[str, Any]) -> Update:
         return Update(self.config(core, settings), *self.spaces)
 
-    def widths(self, core: str, match: str, part: str, target: float) -> Settings:
-        """Widths at which `part` of `core` has so many parameters, or FLOPs of an update."""
-        measure, widths = MEASURES[match], Widths(self.config(core, {}))
-        value = widths.fitted(lambda settings: measure(self.update(core, settings), part))
-        return widths.solve(value, target)
+    def widths(self, core: str, match: str, targets: Mapping[str, float]) -> Settings:
+        """Widths at which parts of `core` have so many parameters, or FLOPs of an update."""
+        widths = Widths(self.config(core, {}), readout=len(targets) > 1)
+
+        def measured(part: str, settings: Settings) -> float:
+            return MEASURES[match](self.update(core, settings), part)
+
+        values = [widths.fitted(functools.partial(measured, part)) for part in targets]
+        solve = widths.solve if len(values) == 1 else widths.solve_both
+        return solve(*values, *targets.values())
 
 
 def matched(
@@ -82,7 +90,7 @@ def matched(
     size: str,
     task: str,
     given: Mapping[str, Any],
-    part: str = "sequence",
+    part: str = BOTH,
     adjust: str = "width",
     rounds: int = 6,
 ) -> dict[str, dict[str, Any]]:
@@ -91,9 +99,9 @@ def matched(
     `match`: `params`; `flops`, of an update, or of an environment step where `adjust` is
     `train_ratio`; or `seconds` of learning for an environment step on this machine, medians of
     `rounds` updates, which only `train_ratio` can adjust: time is no smooth function of a width.
-    `part` is `sequence` or `total`; of seconds it is always the total. `given` are settings of all
-    cores, by dotted name, `preset` among them. Raises ConfigError or ValueError for what does not
-    fit together.
+    `part` is `sequence`, `total` or `both`; of seconds it is always the total, and a train ratio
+    cannot make both equal. `given` are settings of all cores, by dotted name, `preset` among them.
+    Raises ConfigError or ValueError for what does not fit together.
     """
     check(match, adjust, part)
     budget, first = Budget(size, task, given), cores[0]
@@ -110,8 +118,9 @@ def matched(
         return {
             core: {RATIO: short(found.replayed_for(part, wanted))} for core, found in costs.items()
         }
-    target = MEASURES[match](budget.update(first, {}), part)
-    solved = {core: budget.widths(core, match, part, target) for core in cores[1:]}
+    of = budget.update(first, {})
+    targets = {name: MEASURES[match](of, name) for name in PARTS if part in (name, BOTH)}
+    solved = {core: budget.widths(core, match, targets) for core in cores[1:]}
     return {first: {}, **solved}
 
 
@@ -119,6 +128,8 @@ def check(match: str, adjust: str, part: str) -> None:
     """Raises ValueError for a request that makes no sense."""
     if match == "params" and adjust == "train_ratio":
         raise ValueError("--match params: a train ratio changes no parameters; --adjust width")
+    if match != "seconds" and (adjust, part) == ("train_ratio", BOTH):
+        raise ValueError("--adjust train_ratio is one number: --part sequence, or total")
     if match == "seconds" and (adjust, part) != ("train_ratio", "total"):
         raise ValueError(
             "--match seconds needs --adjust train_ratio --part total: the time of an update is no "
@@ -225,7 +236,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--size", default="1m", help="size preset (configs/sizes.yaml)")
     add("--task", default=Config().task, help="whose spaces and batch shape")
     add("--match", choices=MATCHES, help="what is made equal; without it nothing is solved")
-    add("--part", choices=PARTS, default="sequence", help="of what it is made equal")
+    add("--part", choices=(*PARTS, BOTH), default=BOTH, help="of what it is made equal")
     add("--adjust", choices=("width", "train_ratio"), default="width", help="what is solved for")
     add("--set", nargs="+", action="extend", default=[], metavar="KEY=VALUE", help="any setting")
     add("--rounds", type=int, default=0, help="updates that are timed; for seconds at least 6")
@@ -259,10 +270,12 @@ def main(argv: list[str] | None = None) -> int:
     what = "parameters" if match == "params" else f"{match} of {each}"
     lines = [table(costs, solved, away, times), "", *verdict(away, what)]
     print("\n".join(lines))
+    wanted = PARTS if args.part == BOTH else [args.part]
     if args.out:
-        write(args.out, budget, solved, f"{what}, {args.part}, as those of {args.cores[0]}")
+        parts = " and ".join(wanted)
+        write(args.out, budget, solved, f"{what}, {parts}, as those of {args.cores[0]}")
         (args.out / "table.md").write_text("\n".join(lines) + "\n")
-    wrong = [core for core, by in away.items() if abs(by[args.part]) > TOLERANCE]
+    wrong = any(abs(by[part]) > TOLERANCE for by in away.values() for part in wanted)
     return int(bool(args.match and wrong))
 
 

@@ -96,6 +96,7 @@ def sequence_update(update: Update, batch: dict[str, Tensor], precision: str = "
         for _ in range(behaviour.horizon):
             action = torch.randn(len(z), world.action, requires_grad=dynamics)
             h, x = roll.step(torch.cat([z, action], -1))
+            h = world.readout(h)
             z = world.sample(world.prior(h), world.noise(len(z)))
             read += [h, z] if dynamics else []
             read += [x] if dynamics and behaviour.features != "output" else []

@@ -33,7 +33,7 @@ class Vector:
 
 
 def sequence_parameters(world: WorldModel) -> int:
-    parts = (world.core, world.prior, world.posterior)
+    parts = (world.core, world.readout, world.prior, world.posterior)
     return sum(param.numel() for part in parts for param in part.parameters())
 
 

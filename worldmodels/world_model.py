@@ -85,7 +85,8 @@ class WorldModel(nn.Module):
         self.free, self.chunk = config.loss.free, model.chunk
         self.discount = 1 - 1 / config.behaviour.discount_horizon
         self.core = make_core(config, z, self.action)
-        h = self.core.out
+        self.h = h = model.readout or self.core.out
+        self.readout = Linear(self.core.out, h) if model.readout else nn.Identity()
         posterior = model.posterior
         if posterior == "auto":
             posterior = "recurrent" if config.core == "gru" else "parallel"
@@ -179,6 +180,7 @@ class WorldModel(nn.Module):
         z_before = torch.where(is_first[..., None], 0.0, z_before)
         u = torch.cat([z_before, previous], -1)
         h, x, core, context = self.core.scan(u, is_first, carry["core"], plan)
+        h = self.readout(h)
         return {"h": h, "x": x, "z": z, "post": self.log_probs(logits), "context": context}, core
 
     @torch.compiler.disable  # unrolled over T, the graph would take too long to compile
@@ -195,6 +197,7 @@ class WorldModel(nn.Module):
         for seen, action, first, random in zip(*inputs, strict=True):
             u = torch.cat([torch.where(first[:, None], 0.0, z), action], -1)
             h, x, state = self.core.step(u, first, state, prepared)
+            h = self.readout(h)
             logits = self.posterior.step(seen, h, posterior)
             z = self.sample(logits, random)
             for key, value in zip(keys, (h, x, z, logits), strict=True):
@@ -216,6 +219,7 @@ class WorldModel(nn.Module):
         first = is_first[:, None]
         z, action = (torch.where(first, 0.0, carry[key]) for key in ("z", "action"))
         h, x, core = self.core.step(torch.cat([z, action], -1), is_first, carry["core"])
+        h = self.readout(h)
         projected = self.posterior.project(self.encoder(obs))
         if self.recurrent:
             logits = self.posterior.step(projected, h, self.posterior.prepare())

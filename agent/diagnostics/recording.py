@@ -49,7 +49,7 @@ class Recorder:
     ) -> None:
         world = actor.update.world
         hz, x = actor.latents["hz"], actor.latents["x"]
-        h, z = hz[:, : world.core.out], hz[:, world.core.out :]
+        h, z = hz[:, : world.h], hz[:, world.h :]
         sizes = {"h_norm": h.norm(dim=-1).cpu().numpy(), "x_norm": x.norm(dim=-1).cpu().numpy()}
         classes = z.unflatten(-1, (world.groups, world.classes)).argmax(-1).to(torch.int16)
         seen = {key: value for key, value in obs.items() if not key.startswith("log/")}

@@ -76,9 +76,11 @@ def test_an_update_stays_on_its_device_and_waits_for_no_number(tiny, monkeypatch
     tree_map(lambda leaf: leaf.device.type == "meta" or pytest.fail("a carry elsewhere"), carry)
 
 
-def test_imagination_starts_from_the_last_steps_of_each_row(tiny):
+@pytest.mark.parametrize("readout", [0, 24])
+def test_imagination_starts_from_the_last_steps_of_each_row(tiny, readout):
     """States before the last K change neither the policy's nor the value's loss, given theirs."""
-    update = make(tiny("--behaviour.starts", "4"))
+    update = make(tiny("--behaviour.starts", "4", "--model.readout", str(readout)))
+    assert update.world.h == (readout or update.world.core.out)
     noise = update.noise(2, 16, seeding.generator(0, "test"))
     assert noise["z"].shape[:2] == (update.config.behaviour.horizon, 2 * 4)
     batch = fake_batch(update, 2, 16)
@@ -89,7 +91,7 @@ def test_imagination_starts_from_the_last_steps_of_each_row(tiny):
     # The roll goes on from the same steps as the features: one step by hand from the context.
     context = {key: value[:, -4:].flatten(0, 1) for key, value in start["context"].items()}
     u = torch.cat([start["z"][:, -4:].flatten(0, 1), trajectory.action[0]], -1)
-    h, _, _ = update.world.core.step(u, None, context)
+    h = update.world.readout(update.world.core.step(u, None, context)[0])
     torch.testing.assert_close(trajectory.hz[1, :, : h.shape[-1]], h)
     with pytest.raises(ValueError, match=r"behaviour\.starts 1"):
         make(tiny("--behaviour.starts", "1"))

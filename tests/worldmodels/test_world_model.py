@@ -24,11 +24,18 @@ OBS = {
 ACT = Space("discrete", (1,), (5,))
 
 
-@pytest.fixture(params=["gru parallel", "gru recurrent", "s3m parallel", "s3m recurrent"])
+KINDS = [
+    *("gru parallel 0", "gru recurrent 0", "s3m parallel 0", "s3m recurrent 0"),
+    *("gru recurrent 24", "s3m parallel 24"),
+]
+
+
+@pytest.fixture(params=KINDS)
 def world(request, tiny):
     torch.manual_seed(0)
-    core, posterior = request.param.split()
-    return WorldModel(tiny("--core", core, "--model.posterior", posterior), OBS, ACT)
+    core, posterior, readout = request.param.split()
+    flags = ("--core", core, "--model.posterior", posterior, "--model.readout", readout)
+    return WorldModel(tiny(*flags), OBS, ACT)
 
 
 def batch_of(world, tiny, rows=2, length=7):
