@@ -39,10 +39,13 @@ class Update(nn.Module):
         self.policy = make_policy(act_space, behaviour.unimix)
         core = self.world.core
         widths = (self.world.h, core.hidden, self.world.z)
+        features = behaviour.features
+        if features == "full" and core.x_is_h:
+            features = "output"  # nothing is read twice
 
         def head(outputs: int, outscale: float) -> FeatureHead:
             return FeatureHead(
-                behaviour.features,
+                features,
                 behaviour.feature_norm,
                 widths,
                 config.model.units,

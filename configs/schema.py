@@ -231,7 +231,7 @@ class LossConfig:
 @dataclass(frozen=True)
 class BehaviourConfig:
     features: Literal["output", "hidden", "full"] = setting(
-        "output", "what actor and critic read: (h, z), (x, z) or (h, x, z)"
+        "output", "what actor and critic read: (h, z), (x, z) or (h, x, z); x once where it is h"
     )
     feature_norm: bool = setting(True, "one RMSNorm on x before the first policy layer")
     layers: int = setting(3, "layers of actor and critic")

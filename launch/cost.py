@@ -80,7 +80,7 @@ def sequence_update(update: Update, batch: dict[str, Tensor], precision: str = "
     Embeddings and actions are random. Gradients reach h, z and, where the policy reads it, x, as
     those of decoder and heads do.
     """
-    world, behaviour = update.world, update.config.behaviour
+    world, behaviour, features = update.world, update.config.behaviour, update.actor.features
     rows, length = batch["reward"].shape
     dynamics = behaviour.actor_grad == "dynamics"
     embed = torch.randn(rows, length, world.encoder.out, requires_grad=True)
@@ -88,7 +88,7 @@ def sequence_update(update: Update, batch: dict[str, Tensor], precision: str = "
     carry = world.initial(rows, batch["age"][:, 0])
     out, _ = world.observe(embed, action, batch["is_first"], carry, world.noise(rows, length))
     read = [out["h"], out["z"], out["post"], world.prior(out["h"])]
-    read += [] if behaviour.features == "output" else [out["x"]]
+    read += [] if features == "output" else [out["x"]]
     count = update.starts(length)
     z = out["z"][:, -count:].detach().flatten(0, 1)
     with torch.set_grad_enabled(dynamics):
@@ -99,7 +99,7 @@ def sequence_update(update: Update, batch: dict[str, Tensor], precision: str = "
             h = world.readout(h)
             z = world.sample(world.prior(h), world.noise(len(z)))
             read += [h, z] if dynamics else []
-            read += [x] if dynamics and behaviour.features != "output" else []
+            read += [x] if dynamics and features != "output" else []
     sum(value.sum() for value in read).backward()
     update.zero_grad(set_to_none=True)
 

@@ -35,6 +35,7 @@ class SequenceCore(nn.Module):
     A core whose context is its state at t, one (B, T, ...) tensor a leaf, inherits `imagine`; any
     other core overrides it and sets `markov` to False (the recurrent posterior then refuses it).
     `grain` is the number of steps that `scan` works on at a time: its cost is linear in them.
+    `x_is_h`: x is h itself, so that a policy which reads h has read it.
     `segment` is the number of steps of an episode after which a core that works in segments begins
     anew; a state within one is as good as any.
     """
@@ -42,6 +43,7 @@ class SequenceCore(nn.Module):
     out: int
     hidden: int
     markov = True
+    x_is_h = False
     grain = 1
     segment = 1
 

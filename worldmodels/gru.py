@@ -31,6 +31,8 @@ class Prepared(NamedTuple):
 
 
 class GRU(SequenceCore):
+    x_is_h = True
+
     def __init__(self, z: int, action: int, hidden: int, deter: int, blocks: int):
         """Widths: flat z, action, `hidden` of the input layers, `deter` of h in `blocks`."""
         super().__init__()

@@ -48,6 +48,7 @@ def since_first(is_first: Tensor, before: Tensor) -> Tensor:
 
 class Transformer(SequenceCore):
     markov = False
+    x_is_h = True
 
     def __init__(
         self, z: int, action: int, layers: int, width: int, heads: int, window: int, ffn: int

@@ -110,6 +110,14 @@ def test_feature_widths_are_those_of_their_parts(tiny):
     }
 
 
+@pytest.mark.parametrize("core", CORES)
+def test_a_policy_that_reads_h_does_not_read_it_again_as_x(tiny, core):
+    update = make(tiny("--core", core, "--behaviour.features", "full"))
+    of, z = update.world.core, update.world.z
+    x = 0 if core in ("gru", "transformer") else of.hidden
+    assert update.actor.inputs == update.critic.inputs == of.out + x + z
+
+
 def test_policy_and_imagined_value_losses_do_not_move_the_world_model(tiny):
     scales = {f"loss.{k}": 0.0 for k in ("dyn", "rep", "rec", "reward", "cont", "repval")}
     for grad in ("reinforce", "dynamics"):

@@ -200,6 +200,8 @@ def test_widths_are_as_declared(core):
     assert h.shape == (B, T, core.out)
     assert x.shape == (B, T, core.hidden)
     assert all(len(leaf) == B for leaf in state.values())
+    if core.x_is_h:
+        assert torch.equal(h, x)
 
 
 def test_flops_are_those_that_torch_counts():

@@ -117,7 +117,8 @@ def test_chunks_change_memory_and_nothing_else(tiny, chunk):
             losses, _ = world.losses(batch, world.initial(2), noise)
         sum(loss.sum() for loss in losses.values()).backward()
         grads.append([param.grad for param in world.parameters()])
-    torch.testing.assert_close(*grads, atol=1e-4, rtol=1e-4)
+    for one, other in zip(*grads, strict=True):  # sums of float32 in another order
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * float(one.abs().max()))
     assert saved[1] < 0.7 * saved[0]
 
 
