@@ -12,7 +12,7 @@ from agent.policy import Categorical
 
 def test_a_recorder_keeps_the_first_episodes_of_each_slot_and_latents_at_some_steps():
     """Slot 0 plays two episodes of 3 steps, of which one is wanted; slot 1 one of 4."""
-    world = SimpleNamespace(core=SimpleNamespace(out=2), groups=1, classes=3)
+    world = SimpleNamespace(h=2, groups=1, classes=3)
     actor = SimpleNamespace(update=SimpleNamespace(world=world))
     recorder = Recorder([1, 1], {1, 3})
     for tick in range(6):
