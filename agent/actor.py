@@ -43,7 +43,7 @@ class Actor:
         self.latents = latents
         out = self.update.actor(**latents)
         noise = policy.noise(world.bins, (len(ids),), random)
-        carry["action"] = policy.mode(out) if greedy else policy.sample(out, noise)
+        carry["action"] = policy.taken(policy.mode(out) if greedy else policy.sample(out, noise))
         if every:
             self.carry = carry
         else:

@@ -19,7 +19,7 @@ class Trajectory:
     hz: Tensor  # (H+1, N, D + S*C): h and z side by side
     x: Tensor | None  # (H+1, N, X), when the policy reads it
     out: Tensor  # (H, N, ...) output of the actor, with its graph
-    action: Tensor  # (H, N, A) encoded; taken in state t, it leads to t+1
+    action: Tensor  # (H, N, A) encoded, as sampled; taken in state t, it leads to t+1
 
 
 def imagine(
@@ -46,7 +46,7 @@ def imagine(
             with torch.enable_grad():
                 out = actor(hz.detach(), x.detach())
             action = policy.sample(out if dynamics else out.detach(), action_noise)
-            h, x = roll.step(torch.cat([z, action], -1))
+            h, x = roll.step(torch.cat([z, policy.taken(action)], -1))
             h = world.readout(h)
             z = world.sample(world.prior(h), z_noise)
             hz = torch.cat([h, z], -1)

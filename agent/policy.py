@@ -47,6 +47,9 @@ class Categorical:
         log_probs = torch.cat(self.log_probs(logits), -1)
         return (log_probs * action).sum(-1), -(log_probs.exp() * log_probs).sum(-1)
 
+    def taken(self, action: Tensor) -> Tensor:
+        return action
+
     def encode(self, action: Tensor) -> Tensor:
         return one_hot(action, self.classes)
 
@@ -81,11 +84,16 @@ class BoundedNormal:
         normal = torch.distributions.Normal(mean, std, validate_args=False)
         return normal.log_prob(action).sum(-1), normal.entropy().sum(-1)
 
+    def taken(self, action: Tensor) -> Tensor:
+        """A sample as the environment takes it, which is what the replay holds: within [-1, 1]. The
+        gradient is scaled, not cut (DreamerV3 code, `rssm.py`)."""
+        return action / action.detach().abs().clamp(min=1)
+
     def encode(self, action: Tensor) -> Tensor:
         return action.float()
 
     def decode(self, action: Tensor) -> np.ndarray:
-        return action.clamp(-1, 1).cpu().numpy().astype(np.float32)
+        return action.cpu().numpy().astype(np.float32)
 
 
 def make_policy(act_space: Any, unimix: float) -> Categorical | BoundedNormal:

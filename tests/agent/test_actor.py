@@ -32,6 +32,16 @@ def test_forgetting_makes_the_memory_of_a_slot_initial_and_keeps_its_counters(ti
     assert changed
 
 
+def test_what_the_next_step_is_told_is_the_action_that_is_sent_and_stored(tiny):
+    """Samples of a normal pass the bounds where the environment clips them."""
+    actor = Actor(Update(tiny("--core", "gru"), OBS, Space("vector", (2,))), 64, 0)
+    obs = {"vector": np.ones((64, 3), np.float32), "is_last": np.zeros(64, bool)}
+    sent = actor.act(np.arange(64), {**obs, "is_first": np.ones(64, bool)})
+    assert 1 == np.abs(sent).max() == np.sort(np.abs(sent).ravel())[-8]
+    stored = actor.update.policy.encode(torch.from_numpy(sent))
+    assert torch.equal(actor.carry["action"], stored)
+
+
 class OneEpisode:
     """A pool of one slot whose episodes last five steps."""
 

@@ -101,7 +101,11 @@ def test_bounded_normal_by_hand():
     constant = math.log(0.55) + 0.5 * math.log(2 * math.pi)
     assert logp.item() == pytest.approx(-constant)
     assert entropy.item() == pytest.approx(constant + 0.5)
-    assert policy.decode(tensor([[1.5]])).tolist() == [[1.0]]
+    raw = tensor([[1.6, -3.2, 0.25]], requires_grad=True)
+    taken = policy.taken(raw)
+    assert taken.tolist() == [[1.0, -1.0, 0.25]]
+    taken.sum().backward()
+    assert raw.grad.tolist() == [[0.625, 0.3125, 1.0]]
 
 
 @pytest.mark.parametrize("ratio", [0.3, 1.0, 32.0, 64.0, 100.7])

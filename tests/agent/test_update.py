@@ -97,6 +97,19 @@ def test_imagination_starts_from_the_last_steps_of_each_row(tiny, readout):
         make(tiny("--behaviour.starts", "1"))
 
 
+def test_imagined_actions_are_taken_within_the_bounds_that_replayed_ones_keep(tiny):
+    update = make(tiny(), BOX)
+    batch, noise = fake_batch(update, 2, 16), update.noise(2, 16, seeding.generator(0, "test"))
+    batch["action"] = update.policy.encode(batch["action"].clamp(-1, 1))
+    _, start = update.world.losses(batch, update.world.initial(2), noise["post"])
+    trajectory = imagine(update.world, update.actor, update.policy, start, noise, False, 16)
+    assert trajectory.action.abs().max() > 1
+    state = {key: value.flatten(0, 1) for key, value in start["context"].items()}
+    action = trajectory.action[0].clamp(-1, 1)
+    h, _, _ = update.world.core.step(torch.cat([start["z"].flatten(0, 1), action], -1), None, state)
+    torch.testing.assert_close(trajectory.hz[1, :, : h.shape[-1]], h)
+
+
 def test_feature_widths_are_those_of_their_parts(tiny):
     widths = {}
     for features in ("output", "hidden", "full"):
