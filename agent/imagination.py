@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from worldmodels.heads import FeatureHead
 from worldmodels.world_model import WorldModel
@@ -20,6 +22,20 @@ class Trajectory:
     x: Tensor | None  # (H+1, N, X), when the policy reads it
     out: Tensor  # (H, N, ...) output of the actor, with its graph
     action: Tensor  # (H, N, A) encoded, as sampled; taken in state t, it leads to t+1
+
+
+@contextlib.contextmanager
+def frozen(*modules: nn.Module) -> Iterator[None]:
+    """Within, gradients pass through the modules and do not move them: a policy that is trained
+    through its world model must not train the model to promise more."""
+    params = [p for module in modules for p in module.parameters() if p.requires_grad]
+    for param in params:
+        param.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for param in params:
+            param.requires_grad_(True)
 
 
 def imagine(
@@ -38,7 +54,7 @@ def imagine(
     a graph and the actor's outputs carry theirs alone, which is all that REINFORCE needs.
     """
     hz, x, z = (start[key][:, -count:].detach().flatten(0, 1) for key in ("hz", "x", "z"))
-    with torch.set_grad_enabled(dynamics):
+    with frozen(world) if dynamics else torch.no_grad():
         roll = world.core.imagine(start["context"], count)
         hzs, xs, outs, actions = [hz], [x], [], []
         for z_noise, action_noise in zip(noise["z"], noise["action"], strict=True):

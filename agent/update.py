@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from agent.ages import norm_by_age
-from agent.imagination import Trajectory, imagine
+from agent.imagination import Trajectory, frozen, imagine
 from agent.policy import make_policy
 from agent.ranks import of_all_ranks
 from agent.returns import lambda_return, percentile_range
@@ -131,10 +131,10 @@ class Update(nn.Module):
         behaviour, world = self.config.behaviour, self.world
         dynamics = behaviour.actor_grad == "dynamics"
         hz, x = trajectory.hz, trajectory.x
-        frozen = hz.detach(), None if x is None else x.detach()
-        logits = self.critic(*frozen)
-        # Returns are differentiated only by the dynamics gradient, and never move the critic.
-        with torch.set_grad_enabled(dynamics):
+        features = hz.detach(), None if x is None else x.detach()
+        logits = self.critic(*features)
+        # Returns are differentiated only by the dynamics gradient.
+        with frozen(world, self.critic) if dynamics else torch.no_grad():
             reward = world.predict_reward(hz[1:])
             cont = world.predict_cont(hz)
             value = self.value(self.critic(hz, x) if dynamics else logits)
@@ -152,7 +152,7 @@ class Update(nn.Module):
         logp, entropy = self.policy.log_prob_entropy(trajectory.out, trajectory.action.detach())
         gain = advantage if dynamics else logp * advantage.detach()
         policy_loss = -weight * (gain + behaviour.entropy * entropy)
-        before = tuple(None if part is None else part[:-1] for part in frozen)
+        before = tuple(None if part is None else part[:-1] for part in features)
         value_loss = weight * self.critic_loss(logits[:-1], before, returns.detach())
         metrics = {
             "policy/entropy": entropy.mean(),

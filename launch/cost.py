@@ -23,6 +23,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from agent.actor import Actor
 from agent.auto import count_flops, dry_update, fake_batch
 from agent.environments import env_maker
+from agent.imagination import frozen
 from agent.summary import parameters
 from agent.update import Update
 from configs.schema import Config
@@ -91,7 +92,7 @@ def sequence_update(update: Update, batch: dict[str, Tensor], precision: str = "
     read += [] if features == "output" else [out["x"]]
     count = update.starts(length)
     z = out["z"][:, -count:].detach().flatten(0, 1)
-    with torch.set_grad_enabled(dynamics):
+    with frozen(world) if dynamics else torch.no_grad():
         roll = world.core.imagine(out["context"], count)
         for _ in range(behaviour.horizon):
             action = torch.randn(len(z), world.action, requires_grad=dynamics)
