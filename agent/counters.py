@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from agent.learner import Learner
+from agent.pace import PICTURES, ROWS, between
 from agent.ranks import Ranks
 from configs.schema import Config
 
@@ -75,10 +76,10 @@ class Counters:
 
     def time_for(self) -> int:
         """What the clock of this rank says is to be done."""
-        now, due = time.monotonic(), 0
-        if now - self.last_row >= self.config.log.every:
+        now, run, due = time.monotonic(), self.wall_seconds, 0
+        if now - self.last_row >= between(self.config.log.every, run, ROWS):
             due |= ROW
-        every = self.config.log.media_every
+        every = between(self.config.log.media_every, run, PICTURES)
         if every and self.learner.updates and now - self.last_media >= every:
             due |= MEDIA
         if now - self.last_save >= self.config.checkpoint.every:

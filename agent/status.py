@@ -23,12 +23,13 @@ from pathlib import Path
 from typing import Any
 
 from agent import limits
+from agent.pace import ROWS, between
 from configs import load as configs
 from configs.load import ConfigError
 from configs.schema import Config
 
 TAIL = 2**18  # bytes read from the end of a file of rows
-SILENT = 6.0  # times log.every without a row, after which a run that is up is called silent
+SILENT = 6.0  # intervals without a row, after which a run that is up is called silent
 SCORES = 100  # episodes of a mean
 LEVEL = 2.0  # standard errors within which two means are level
 ERROR = "error.txt"  # what run.py writes when a run ends by a failure
@@ -124,7 +125,8 @@ def look(folder: Path, now: float | None = None) -> dict[str, Any]:
 def state(folder: Path, config: Config, last: dict[str, Any], quiet: float | None) -> str:
     """`running`, `silent`, `done`, `failed`, or `stopped`: by a request, a kill or a crash."""
     if running(folder):
-        slow = quiet is not None and quiet > SILENT * config.log.every
+        every = between(config.log.every, last.get("wall_seconds", 0.0), ROWS)
+        slow = quiet is not None and quiet > SILENT * every
         return "silent" if slow else "running"
     if (folder / limits.FINISHED).exists() or limits.share(config.stop, last) >= 1:
         return "done"

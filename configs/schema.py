@@ -267,8 +267,10 @@ class OptimConfig:
 
 @dataclass(frozen=True)
 class LogConfig:
-    every: float = setting(10.0, "seconds between rows of metrics")
-    media_every: float = setting(600.0, "seconds between prediction and policy videos; 0: never")
+    every: float = setting(10.0, "seconds between rows of metrics, more in a run of days")
+    media_every: float = setting(
+        600.0, "seconds between prediction and policy videos, more in a run of days; 0: never"
+    )
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,14 @@ def test_a_run_that_is_up(run, capsys):
     assert "10.0 steps/s, 0.50 updates/s, done in 12 min" in text
 
 
+def test_rows_of_a_run_of_days_come_more_seldom(run):
+    write(run / "metrics.jsonl", [{**ROW, "wall_seconds": 1e6}])  # 100 seconds apart
+    with (run / "lock").open("rb") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        assert after(run, 500)["state"] == "running"
+        assert after(run, 700)["state"] == "silent"
+
+
 def test_a_run_that_is_not(run):
     assert after(run, 5)["state"] == "stopped"
     (run / "error.txt").write_text("Traceback\nRuntimeError: a wall\n")
