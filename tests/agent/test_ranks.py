@@ -20,6 +20,7 @@ from agent.update import Update
 from configs.load import replace_flat, resolve
 from envs.env import Space
 from replay.replay import Replay
+from worldmodels.cores import CORES
 
 OBS, ACT = {"vector": Space("vector", (3,))}, Space("discrete", (1,), (3,))
 ROWS, LENGTH = 4, 8
@@ -100,9 +101,13 @@ def assert_same(one, other, **tolerance):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("core", ["gru", "s3m", "transformer", "rate", "rlt", "elmur"])
-def test_two_ranks_hold_the_same_after_50_updates(tmp_path, core):
-    one, other = on_ranks(tmp_path, learn, ("--core", core), 50)
+@pytest.mark.parametrize(
+    ("core", "grad"),
+    [*((core, "reinforce") for core in sorted(CORES)), ("s3m", "dynamics"), ("elmur", "dynamics")],
+)
+def test_two_ranks_hold_the_same_after_50_updates(tmp_path, core, grad):
+    flags = ("--core", core, "--behaviour.actor_grad", grad)
+    one, other = on_ranks(tmp_path, learn, flags, 50)
     assert_same(one, other, rtol=0, atol=0)
 
 
