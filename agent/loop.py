@@ -31,6 +31,7 @@ from agent.counters import MEDIA, ROW, SAVE, Counters
 from agent.evaluator import Evaluator
 from agent.learner import Learner
 from agent.logger import Logger, Terminal
+from agent.pace import span
 from agent.ranks import Ranks
 from agent.usage import Usage
 from configs.schema import Config
@@ -270,7 +271,7 @@ class Loop(Counters):
     def show(self) -> None:
         metrics = self.latest
         left = limits.left(self.config.stop, {**metrics, **self.axes()})
-        eta = "?" if left is None else f"{left / 3600:.1f} h"
+        ahead = "?" if left is None else span(left)
         if self.fill_step is None:
             state = f"filling {len(self.replay):,}/{self.fill:,}"
         else:
@@ -283,7 +284,7 @@ class Loop(Counters):
             f"update {self.learner.updates:,}  {metrics['rate/agent_steps']:.1f} steps/s  "
             f"{metrics['rate/updates']:.2f} updates/s  {state}  "
             f"return {last} (mean of {len(recent)}: {mean})  "
-            f"RAM {metrics['usage/ram_gb']:.1f} GB  ETA {eta}"
+            f"RAM {metrics['usage/ram_gb']:.1f} GB  done in {ahead}"
         )
 
     def keep_frames(self, ids: np.ndarray, obs: dict[str, np.ndarray]) -> None:

@@ -1,4 +1,5 @@
-"""How often a run writes rows and pictures: as asked, and more seldom as it grows old.
+"""How often a run writes rows and pictures: as asked, and more seldom as it grows old. And how long
+something takes, in words.
 
 So a run of weeks has tens of thousands of rows and hundreds of pictures, and viewers still open it.
 Curves lose nothing: what is one pixel of them grows as well.
@@ -17,3 +18,11 @@ def between(every: float, seconds: float, full: int) -> float:
     them have been written.
     """
     return max(every, seconds / full) if every else 0.0
+
+
+def span(seconds: float) -> str:
+    """`5 s`, `12 min`, `3.4 h`, `11.2 days`."""
+    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} min" if unit == "min" else f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"

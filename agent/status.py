@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from agent import limits
-from agent.pace import ROWS, between
+from agent.pace import ROWS, between, span
 from configs import load as configs
 from configs.load import ConfigError
 from configs.schema import Config
@@ -131,14 +131,6 @@ def state(folder: Path, config: Config, last: dict[str, Any], quiet: float | Non
     if (folder / limits.FINISHED).exists() or limits.share(config.stop, last) >= 1:
         return "done"
     return "failed" if (folder / ERROR).exists() else "stopped"
-
-
-def span(seconds: float) -> str:
-    """`5 s`, `12 min`, `3.4 h`, `11.2 days`."""
-    for size, unit in ((86400, "days"), (3600, "h"), (60, "min")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} min" if unit == "min" else f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def text(found: dict[str, Any]) -> str:

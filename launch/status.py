@@ -20,7 +20,8 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from agent.status import ERROR, SCORES, look, quiet, span
+from agent.pace import span
+from agent.status import ERROR, SCORES, look, quiet
 from launch.attempt import beside, folder, last_words, packed, state
 from launch.manifest import Entry
 from launch.runs import read_manifest, unpack
