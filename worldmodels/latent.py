@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-
 FEW = 16  # classes below which PyTorch's softmax is three to five times slower on a CPU
 
 
