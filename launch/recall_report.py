@@ -101,17 +101,21 @@ def plot(path: Path, name: str, task: Task, rows: list[Row]) -> None:
     from matplotlib.figure import Figure
 
     axes = (figure := Figure(figsize=(6, 4))).subplots()
-    colours = {core: f"C{index}" for index, core in enumerate({row["core"]: 0 for row in rows})}
+    order = {core: index for index, core in enumerate(dict.fromkeys(row["core"] for row in rows))}
     dashes = {"kept": "-", "noise": "--", "initial": ":"}
     for (core, memory), seeds in by_line(rows).items():
-        style = {"color": colours[core], "linestyle": dashes[memory]}
+        style = {"color": f"C{order[core]}", "linestyle": dashes[memory]}
+        marker = "os^v"[order[core] // 10]  # colours come back after ten
         for found in seeds.values():
             axes.plot(list(found), [row[task.score] for row in found.values()], lw=0.6, **style)
         mean, label = means(seeds, task.score), title(core)
         label += "" if memory == "kept" else f", {memory}"
-        axes.plot(list(mean), list(mean.values()), lw=2, marker="o", ms=3, label=label, **style)
+        axes.plot(list(mean), list(mean.values()), lw=2, marker=marker, ms=4, label=label, **style)
     axes.axhline(task.chance, color="grey", lw=1, linestyle="-.", label="chance")
     axes.set(xscale="log", xlabel="length of the test stream", ylabel=f"share right ({task.score})")
+    lengths = sorted({row["length"] for row in rows})
+    axes.set_xticks(lengths, [f"{length:,}" for length in lengths], rotation=60, fontsize="small")
+    axes.minorticks_off()
     axes.set(title=name, ylim=(-0.03, 1.03))
-    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.15), fontsize="small")
+    axes.legend(loc="upper left", bbox_to_anchor=(0, -0.25), fontsize="small")
     figure.savefig(path, bbox_inches="tight", dpi=150)
