@@ -41,6 +41,20 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def check_model(held: dict[str, Any], wanted: dict[str, Any], known: dict[str, Any]) -> None:
+    """Raises ValueError unless the weights `held` are those of one model: all of `wanted`, in their
+    shapes, and none that is not `known`."""
+    shapes = {name: value.shape for name, value in held.items()}
+    other = [name for name in shapes if name not in known]
+    other += [name for name, value in wanted.items() if shapes.get(name) != value.shape]
+    if other:
+        raise ValueError(
+            f"the checkpoint is of another model than these settings make in this version: "
+            f"{len(other)} weights differ, such as {other[0]}; go on with the version that wrote "
+            f"it, or train anew with another --logdir"
+        )
+
+
 class Checkpoints:
     def __init__(self, folder: Path):
         """Changes nothing: a run that is alive may be looked at."""

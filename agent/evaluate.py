@@ -115,19 +115,23 @@ def pool_of(config: Config, episodes: int, slots: int = SLOTS, labels: bool = Fa
 def player(config: Config, pool: Any, weights: dict[str, Any]) -> Any:
     """An agent that acts in `pool` with `weights` by name, which may be more than acting needs.
 
-    On one CPU thread, and with the products of the process beside training, so that both round
-    alike.
+    Raises ValueError for weights of another model. On one CPU thread, and with the products of the
+    process beside training, so that both round alike.
     """
     import torch
 
+    from agent.checkpoint import check_model
     from agent.published import acting_copy
     from agent.update import Update
     from configs.mkl import choose_products
 
     choose_products(config.products)
     torch.set_num_threads(1)
-    update = acting_copy(Update(config, pool.obs_space, pool.act_space))
-    update.load_state_dict({name: weights[name] for name in update.state_dict()})
+    whole = Update(config, pool.obs_space, pool.act_space)
+    update = acting_copy(whole)
+    needed = update.state_dict()
+    check_model(weights, needed, whole.state_dict())
+    update.load_state_dict({name: weights[name] for name in needed})
     return update
 
 

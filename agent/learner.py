@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from agent import seeding
+from agent.checkpoint import check_model
 from agent.optim import LaProp
 from agent.ranks import Ranks
 from agent.update import Update
@@ -181,6 +182,9 @@ class Learner:
         }
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Raises ValueError for the state of another model."""
+        model = self.update.state_dict()
+        check_model(state["model"], model, model)
         self.update.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         self.updates, self.skipped = state["updates"], state.get("skipped", 0)

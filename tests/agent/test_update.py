@@ -8,9 +8,11 @@ import torch
 
 from agent import seeding
 from agent.auto import fake_batch
+from agent.checkpoint import check_model
 from agent.imagination import imagine
 from agent.learner import Compiled, KeptBatches, Learner, NonFiniteError
 from agent.optim import LaProp
+from agent.published import acting_copy
 from agent.update import Update
 from configs.load import replace_flat, resolve
 from envs.env import Space
@@ -364,3 +366,20 @@ def test_configuration_is_never_changed_by_an_update(tiny):
     before = dataclasses.asdict(config)
     loss_of(make(config))
     assert dataclasses.asdict(config) == before
+
+
+def test_weights_of_another_model_are_refused(tiny):
+    """What is left over counts too: acting would do without it, and play something else."""
+    one, other = (
+        Learner(make(tiny("--behaviour.features", features)), 0, "float32")
+        for features in ("output", "full")
+    )
+    for held, by in ((one.state(), other), (other.state(), one)):
+        with pytest.raises(ValueError, match="weights differ, such as actor"):
+            by.restore(held)
+        acting, whole = acting_copy(by.update).state_dict(), by.update.state_dict()
+        with pytest.raises(ValueError, match="weights differ, such as actor"):
+            check_model(held["model"], acting, whole)
+        check_model(whole, acting, whole)
+        check_model(acting, acting, whole)
+    one.restore(one.state())
