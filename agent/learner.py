@@ -17,7 +17,7 @@ from agent.checkpoint import check_model
 from agent.optim import LaProp
 from agent.ranks import Ranks
 from agent.update import Update
-from worldmodels.world_model import Carry
+from worldmodels.world_model import Carry, tree_map
 
 log = logging.getLogger("agent")
 
@@ -40,7 +40,9 @@ class KeptBatches:
         path = self.folder / (f"{update:09}" + (f"-{self.rank}" if self.rank else "") + ".pt")
         try:
             self.folder.mkdir(exist_ok=True)
-            torch.save({k: v.cpu() if isinstance(v, Tensor) else v for k, v in batch.items()}, path)
+            # A plan follows from the rest, and is nothing that torch.load trusts.
+            whole = {k: v for k, v in batch.items() if k != "plan"}
+            torch.save(tree_map(lambda value: value.cpu(), whole), path)
             for old in sorted(self.folder.glob("*.pt"))[:-KEPT]:
                 old.unlink()
         except OSError as error:

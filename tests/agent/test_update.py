@@ -18,6 +18,7 @@ from configs.load import replace_flat, resolve
 from envs.env import Space
 from envs.testing import ConstantReward
 from worldmodels.cores import CORES
+from worldmodels.segments import Plan
 from worldmodels.transformer import since_first
 from worldmodels.world_model import tree_map
 
@@ -257,12 +258,14 @@ def test_a_poisoned_update_can_be_left_out_as_if_it_had_not_been(tiny, caplog):
 def test_batches_of_bad_updates_are_kept_the_last_five(tmp_path):
     keep = KeptBatches(tmp_path / "nonfinite")
     for update in range(1, 8):
-        said = keep(update, {"reward": torch.tensor([float(update)]), "plan": 3})
+        reward, carry = torch.tensor([float(update)]), {"core": {"h": torch.ones(1)}}
+        plan = Plan.of(np.zeros((1, 1), bool), np.zeros((1, 1), int), 3)
+        said = keep(update, {"reward": reward, "carry": carry, "plan": plan})
     assert said == f"its batch is kept in {tmp_path / 'nonfinite' / '000000007.pt'}"
     files = sorted(path.name for path in (tmp_path / "nonfinite").iterdir())
     assert files == [f"00000000{update}.pt" for update in range(3, 8)]
     batch = torch.load(tmp_path / "nonfinite" / "000000005.pt", weights_only=True)
-    assert (batch["reward"].item(), batch["plan"]) == (5.0, 3)
+    assert (batch["reward"].item(), batch["carry"]["core"]["h"].item()) == (5.0, 1.0)
     (tmp_path / "file").touch()
     assert "could not be kept" in KeptBatches(tmp_path / "file" / "nonfinite")(1, batch)
 
