@@ -155,6 +155,7 @@ def run_in(folder: Path, config: Config, given: set[str], ranks: Ranks, notice: 
         if parts:
             with refused():  # the replay is not what the checkpoint says
                 loop.restore(parts)
+        del parts  # as large as the model with its optimiser
         check_flops(config, loop.flops_per_update)
         notice.tell(loop)
         end = loop.run()
