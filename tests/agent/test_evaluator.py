@@ -171,7 +171,7 @@ def test_a_failed_evaluation_is_told_and_the_next_one_is_made(beside, monkeypatc
         evaluator.begin(axes(100), update)
     assert not results(evaluator, update, 100)
     assert "evaluation at step 100 failed" in caplog.text
-    assert "KeyError" in caplog.text
+    assert "the checkpoint is of another model" in caplog.text
     evaluator.begin(axes(200), update)
     evaluator.process.kill()
     assert not results(evaluator, update, 200)
