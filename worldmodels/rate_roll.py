@@ -17,7 +17,7 @@ from torch import Tensor
 from worldmodels.attention import Pair
 from worldmodels.core import State
 from worldmodels.memory_attention import Group
-from worldmodels.segments import Plan, put, take
+from worldmodels.segments import put, take
 
 if TYPE_CHECKING:
     from worldmodels.rate import Rate
@@ -30,7 +30,8 @@ class RateRoll:
         self.core, self.last, self.taken = core, last, 0
         self.size = min(core.kept + 1, last)
         self.after = -last % self.size
-        plan = context["plan"] or Plan.read(context["age"], context["index"])
+        plan = context["plan"]
+        ages = plan.age if plan else context["age"].cpu().numpy()  # without one, it is waited for
         context = {name: value.detach() for name, value in context.items() if name != "plan"}
         keys, values = (self.windows(context[name]) for name in ("key", "value"))
         self.shared = list(zip(keys, values, strict=True))
@@ -45,7 +46,7 @@ class RateRoll:
         place = torch.arange(-core.kept, self.size, device=memory.device)
         self.back = place[core.kept :, None] - place  # distance (Q, kept + Q) of keys from starts
         # The most starts of a group that end a segment at once, by their phase.
-        groups = np.pad(plan.age[:, -last:] % core.segment, ((0, 0), (0, self.after)))
+        groups = np.pad(ages[:, -last:] % core.segment, ((0, 0), (0, self.after)))
         groups = groups.reshape(-1, self.size)
         self.most = [int((groups == phase).sum(1).max()) for phase in range(core.segment)]
 
