@@ -99,6 +99,11 @@ class Learner:
         self.carry: Carry | None = None  # after the last step of the batch; None: not finite
         self.unchecked: tuple[int, Tensor, dict[str, Tensor], dict[str, Any]] | None = None
 
+    @property
+    def compiles_next(self) -> bool:
+        """Whether the next update is the one that compiles."""
+        return isinstance(self.forward, Compiled) and not self.forward.called
+
     def autocast(self) -> Any:
         if self.precision == "float32":
             return contextlib.nullcontext()

@@ -81,6 +81,7 @@ class Loop(Counters):
         self.last_episode: np.ndarray | None = None
         self.rate_mark = (self.began, 0, 0)
         self.usage = Usage(replay.folder, learner.device)
+        self.expendable = False  # what is under way was saved before, and may be lost
 
     # -- the loop ---------------------------------------------------------------------------
 
@@ -176,10 +177,16 @@ class Loop(Counters):
             self.report()
 
     def train(self) -> None:
+        # A compiler takes minutes and hears no notice: one ends the run as it is saved here. Of
+        # several ranks none can leave so, for the others wait for this update.
+        if self.learner.compiles_next and self.ranks.count == 1:
+            self.save()
+            self.expendable = True
         number = self.learner.updates
         batch = self.loader.next(number)
         windows = self.loader.drawn
         self.window.append(self.learner.train({**batch, **self.carry.ahead(windows)}))
+        self.expendable = False
         self.carry.after(windows, self.config.batch.length, self.learner.carry, number)
 
     # -- what is seen -----------------------------------------------------------------------

@@ -12,11 +12,11 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 
 
 class Stopped(BaseException):
-    """A notice to stop came while there was nothing to save yet."""
+    """A notice to stop came while there was nothing to save."""
 
 
 class Notice:
-    """Handles what asks to stop: tells the loop, or ends the start of a run alone.
+    """Handles what asks to stop: tells the loop, or ends the start of a run alone, or its compiler.
 
     One of several ranks cannot leave while the others wait for it: its start goes on, and the loop
     ends before its first step.
@@ -36,10 +36,15 @@ class Notice:
         name = signal.Signals(number).name
         if self.loop is not None:
             self.loop.stop = name
+            if self.loop.expendable:
+                self.loop.expendable = False  # once: a second notice comes while the run ends
+                step, update = self.loop.saved["agent_step"], self.loop.learner.updates
+                where = f"step {step:,}, update {update:,}, while it compiled"
+                raise Stopped(f"{name} at {where}; run the same command to go on")
         elif self.several:
             self.early = name
         else:
-            raise Stopped(name)
+            raise Stopped(f"{name} before its first step; nothing was to be saved")
 
     def tell(self, loop: Loop) -> None:
         """From now on notices go to `loop`."""

@@ -81,7 +81,7 @@ def run(config: Config, given: set[str]) -> int:
         try:
             return run_folder(config, given, ranks, notice)
         except Stopped as word:
-            print(f"stopped by {word} before its first step; nothing was to be saved", flush=True)
+            print(f"stopped by {word}", flush=True)
             return 0
         except Exception as error:
             if ranks.count > 1 and lost(error):

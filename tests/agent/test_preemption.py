@@ -6,13 +6,15 @@ import signal
 import subprocess
 import sys
 import time
+from multiprocessing import resource_tracker
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
 
 from agent.checkpoint import Checkpoints
-from agent.notice import STOPS
+from agent.notice import STOPS, Notice, Stopped
 
 ROOT = Path(__file__).parents[2]
 FLAGS = [
@@ -22,7 +24,7 @@ FLAGS = [
     *("--env.count", "2"),
 ]
 GRACE = 30.0  # seconds; schedulers give this or more
-COMPILE = 300.0  # a compiler cannot be interrupted: a notice waits for it
+COMPILE = 300.0  # what a notice to one of several ranks waits for
 
 
 def training(folder):
@@ -97,6 +99,19 @@ def test_a_notice_before_the_first_step_ends_it_too(tmp_path, start):
     assert "Traceback" not in said
 
 
+def test_a_notice_while_the_update_compiles_ends_the_run_as_it_was_saved(monkeypatch):
+    monkeypatch.setattr(signal, "signal", lambda *args: None)
+    monkeypatch.setattr(resource_tracker, "ensure_running", lambda: None)
+    notice = Notice(several=False)
+    learner = SimpleNamespace(updates=7)
+    loop = SimpleNamespace(stop=None, expendable=True, saved={"agent_step": 34}, learner=learner)
+    notice.tell(loop)
+    with pytest.raises(Stopped, match=r"SIGTERM at step 34, update 7"):
+        notice(signal.SIGTERM, None)
+    notice(signal.SIGINT, None)  # while it ends
+    assert loop.stop == "SIGINT"
+
+
 ALONE = [(whom, number) for whom in ("process", "group") for number in STOPS]
 OF_TWO = [("one of two ranks", signal.SIGTERM), ("both ranks", signal.SIGTERM)]
 
@@ -126,7 +141,7 @@ def test_a_notice_ends_a_run_within_its_grace(tmp_path, start, phase, whom, numb
         told = psutil.Process(process.pid).children()[whom == "one of two ranks" :]
         for rank in told:
             rank.send_signal(number)
-    status = process.wait(COMPILE if phase == "compile" else GRACE)
+    status = process.wait(COMPILE if phase == "compile" and ranks > 1 else GRACE)
     seconds = time.monotonic() - asked
     said = read(folder / "out")
     assert status == 0, said
@@ -142,6 +157,7 @@ def test_a_notice_ends_a_run_within_its_grace(tmp_path, start, phase, whom, numb
     with capsys.disabled():
         row = f"{phase}, {number.name} to {whom}: {seconds:.1f} s, status {status}, step {step}"
         sys.stdout.write(f"\n{row}\n")
-    resumed = start(folder, "--stop.steps", str(step), "--eval.every", "0", ranks=ranks)
+    plain = ["--eval.every", "0", "--compile", "no"]
+    resumed = start(folder, "--stop.steps", str(step), *plain, ranks=ranks)
     assert resumed.wait(120) == 0
     assert f"resuming {folder}" in read(folder / "out")
