@@ -60,13 +60,11 @@ class Actor:
 
     @torch.inference_mode()
     def forget(self, ids: np.ndarray) -> None:
-        """Put the memory of the slots `ids` back to its initial value; counters, that is the age
-        and the phase of a segment, go on."""
+        """Put the memory of the slots `ids` back to the initial one at their age in the episode."""
         rows = torch.as_tensor(ids, device=self.device)
-        start = self.update.world.core.initial(len(ids))
-        for key, value in self.carry["core"].items():
-            if value.is_floating_point():
-                self.carry["core"][key] = value.index_copy(0, rows, start[key])
+        core = self.carry["core"]
+        age = core["age"][rows] if "age" in core else None
+        self.put(core, self.update.world.core.initial(len(ids), age), rows)
 
     def put(self, into: Any, values: Any, rows: Tensor) -> None:
         if isinstance(into, dict):

@@ -20,7 +20,7 @@ Pair = tuple[Tensor, Tensor]  # keys and values
 
 def clean(value: Tensor) -> Tensor:
     """Zeros for what is not finite: a weight of 0 on a NaN of another episode would be a NaN."""
-    return torch.where(torch.isfinite(value), value, 0.0)
+    return value.nan_to_num(0.0, 0.0, 0.0)
 
 
 def biased(scores: Tensor, bias: Tensor, seen: Tensor) -> Tensor:

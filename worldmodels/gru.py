@@ -21,8 +21,10 @@ from worldmodels.products import LoopProduct
 
 
 class Prepared(NamedTuple):
-    """The matrices that read h or what follows from it, for the steps of one loop."""
+    """The large matrices, for the steps of one loop."""
 
+    from_z: LoopProduct
+    mix_u: LoopProduct
     from_h: LoopProduct
     mix_h: LoopProduct
     mix_blocks: LoopProduct
@@ -59,15 +61,17 @@ class GRU(SequenceCore):
         weight = self.norm.weight
         return {"h": torch.zeros(batch, self.out, device=weight.device, dtype=weight.dtype)}
 
-    def inputs(self, u: Tensor) -> Tensor:
+    def inputs(self, u: Tensor, prepared: Prepared) -> Tensor:
         """The part of the update that does not depend on h; for (..., U), any lead shape."""
         z, action = u.split(self.widths, -1)
         action = action / action.detach().abs().clamp(min=1)
-        return self.mix_u(torch.cat([self.from_z(z), self.from_a(action)], -1))
+        linear, norm = self.from_z
+        z = norm(prepared.from_z(z) + linear.bias)
+        return prepared.mix_u(torch.cat([z, self.from_a(action)], -1)) + self.mix_u.bias
 
     def prepare(self) -> Prepared:
-        weights = (self.from_h[0].weight, self.mix_h.weight, self.mix_blocks.weight)
-        products = [LoopProduct(weight) for weight in (*weights, self.gates.weight)]
+        layers = self.from_z[0], self.mix_u, self.from_h[0], self.mix_h, self.mix_blocks, self.gates
+        products = [LoopProduct(layer.weight) for layer in layers]
         # The update gate opens at sigmoid(g - 1).
         shift = self.gate_bias.new_zeros(3, 1)
         shift[2] = -1.0
@@ -90,7 +94,8 @@ class GRU(SequenceCore):
         h = state["h"]
         if is_first is not None:
             h = torch.where(is_first[:, None], 0.0, h)
-        h = self.advance(self.inputs(u), h, prepared or self.prepare())
+        prepared = prepared or self.prepare()
+        h = self.advance(self.inputs(u, prepared), h, prepared)
         return h, h, {"h": h}
 
     @torch.compiler.disable  # unrolled over T, the graph would take too long to compile
@@ -99,7 +104,7 @@ class GRU(SequenceCore):
     ) -> tuple[Tensor, Tensor, State, State]:
         h, outputs, prepared = state["h"], [], self.prepare()
         reset = is_first[..., None]
-        for inputs, first in zip(self.inputs(u).unbind(1), reset.unbind(1), strict=True):
+        for inputs, first in zip(self.inputs(u, prepared).unbind(1), reset.unbind(1), strict=True):
             h = self.advance(inputs, torch.where(first, 0.0, h), prepared)
             outputs.append(h)
         stacked = torch.stack(outputs, 1)

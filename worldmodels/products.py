@@ -13,11 +13,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-Pairs = list[tuple[Tensor, Tensor]]  # input and gradient of the output of each step
+# Of each step: the number of the backward pass, the input and the gradient of the output.
+Pairs = list[tuple[int, Tensor, Tensor]]
 
 
 def multiply(value: Tensor, weight: Tensor) -> Tensor:
-    """Rows (N, I) times weight (O, I), or block by block times (K, I/K, O): (N, O) or (N, K, O)."""
+    """(..., I) times weight (O, I), or rows (N, I) block by block times (K, I/K, O): (..., O) or
+    (N, K, O)."""
     if weight.dim() == 2:
         return F.linear(value, weight)
     split = value.unflatten(-1, weight.shape[:2]).transpose(0, 1)
@@ -37,7 +39,8 @@ class Source(torch.autograd.Function):
     def backward(ctx: Any, _: Tensor | None) -> tuple[Tensor | None, None]:
         if not ctx.pairs:
             return None, None
-        values, grads = (torch.cat(parts) for parts in zip(*ctx.pairs, strict=True))
+        _, *parts = zip(*ctx.pairs, strict=True)
+        values, grads = (torch.cat(part) for part in parts)
         ctx.pairs.clear()
         if grads.dim() == 2:
             return grads.T @ values, None
@@ -58,8 +61,14 @@ class Step(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         value, weight = ctx.saved_tensors
-        ctx.pairs.append((value, grad))
-        if weight.dim() == 2:
+        plain = weight.dim() == 2
+        if ctx.needs_input_grad[1]:
+            now = torch._C._current_graph_task_id()
+            if ctx.pairs and ctx.pairs[0][0] != now:
+                ctx.pairs.clear()  # of a pass for the inputs' gradients alone
+            rows = (value.flatten(0, -2), grad.flatten(0, -2)) if plain else (value, grad)
+            ctx.pairs.append((now, *rows))
+        if plain:
             return grad @ weight, None, None
         back = torch.bmm(grad.transpose(0, 1), weight.transpose(1, 2))
         return back.transpose(0, 1).flatten(1), None, None

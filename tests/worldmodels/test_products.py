@@ -36,6 +36,20 @@ def test_a_second_backward_through_a_kept_graph_gives_the_same_gradient():
     torch.testing.assert_close(torch.autograd.grad(loss, weight), first)
 
 
+def test_a_backward_for_inputs_alone_adds_nothing_to_the_next_one():
+    weight, start = torch.eye(4, requires_grad=True), torch.ones(1, 4, requires_grad=True)
+    loss = run(LoopProduct(weight), start)
+    expected = torch.autograd.grad(run(LoopProduct(weight), start), weight)
+    torch.autograd.grad(loss, start, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(loss, weight), expected)
+
+
+def test_a_frozen_weight_keeps_nothing():
+    product = LoopProduct(torch.eye(4))
+    run(product, torch.ones(1, 4, requires_grad=True)).backward()
+    assert not product.pairs
+
+
 def test_a_weight_that_a_loss_does_not_reach_has_no_gradient():
     weight = torch.eye(4, requires_grad=True)
     product = LoopProduct(weight)
