@@ -30,7 +30,7 @@ OTHER_ENV_RAM = 0.2e9
 
 def fake_batch(
     update: Update, batch: int, length: int, device: torch.device | str = "cpu"
-) -> dict[str, Tensor]:
+) -> dict[str, Any]:
     """A batch of the right shapes, for timing and counting; repeatable."""
     random = torch.Generator().manual_seed(0)
 
@@ -52,7 +52,8 @@ def fake_batch(
     for key in ("is_first", "is_last", "is_terminal"):
         out[key] = torch.zeros(batch, length, dtype=torch.bool)
     out["age"] = torch.arange(length, dtype=torch.int32).expand(batch, -1)
-    return {key: value.to(device) for key, value in out.items()}
+    plan = update.world.core.plan(out["is_first"].numpy(), out["age"].numpy())
+    return {**{key: value.to(device) for key, value in out.items()}, "plan": plan}
 
 
 def dry_update(update: Update, batch: dict[str, Tensor], precision: str) -> None:

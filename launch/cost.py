@@ -87,7 +87,8 @@ def sequence_update(update: Update, batch: dict[str, Tensor], precision: str = "
     embed = torch.randn(rows, length, world.encoder.out, requires_grad=True)
     action = torch.randn(rows, length, world.action)
     carry = world.initial(rows, batch["age"][:, 0])
-    out, _ = world.observe(embed, action, batch["is_first"], carry, world.noise(rows, length))
+    noise = world.noise(rows, length)
+    out, _ = world.observe(embed, action, batch["is_first"], carry, noise, batch["plan"])
     read = [out["h"], out["z"], out["post"], world.prior(out["h"])]
     read += [] if features == "output" else [out["x"]]
     count = update.starts(length)

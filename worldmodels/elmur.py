@@ -171,6 +171,8 @@ class Elmur(SequenceCore):
         age, known, writes = state["age"], state["known"], state["writes"]
         reach, phase = self.reach(known, age), age % self.segment
         complete = (phase == self.segment - 1)[:, None, None]
+        # Where no row ends a segment nothing is written; to ask would make another device wait.
+        writing = self.provisional or complete.device.type != "cpu" or bool(complete.any())
         caches = zip(state["key"].unbind(1), state["value"].unbind(1), strict=True)
         value, pairs, sums, memories, xs = self.enter(u), [], [], [], []
         for number, (layer, cache) in enumerate(zip(self.layers, caches, strict=True)):
@@ -186,7 +188,9 @@ class Elmur(SequenceCore):
             old = slots.turn(memory, writes)
             before = state["mean"][:, index], state["total"][:, index]
             sums.append(slots.add(slots.ask(old), slots.tell(value), phase, before))
-            # At every step, though most do not complete a segment: no row decides.
+            if not writing:
+                memories.append(memory)
+                continue
             new = slots.candidates(old, sums[-1][0], writes)
             put = self.kept(slots.put(memory, writes, new))
             memories.append(torch.where(complete, put, memory))
@@ -309,7 +313,7 @@ class Elmur(SequenceCore):
 
     def flops(self, batch: int, length: int) -> int:
         width, window, segment = self.out, self.window, self.segment
-        pieces = -(-length // segment)
+        pieces = 1 + -(-length // segment)  # as `Plan.of` lays rows that begin anywhere
         laid = pieces * segment
         padded = -(-length // window) * window
         total = 2 * length * self.enter[0].weight.numel()

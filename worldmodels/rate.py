@@ -215,7 +215,9 @@ class Rate(SequenceCore):
             memory = torch.where(is_first[:, None, None], self.memory, memory)
         near, far = (reach[:, None] for reach in self.reaches(age, known))
         complete = self.complete(age)
-        writes = int(self.provisional or bool(complete.any()))
+        # Where no row ends a segment nothing is written; to ask would make another device wait.
+        asked = not self.provisional and complete.device.type == "cpu"
+        writes = int(bool(complete.any()) if asked else True)
         masks = self.masks(near, torch.zeros_like(far)[:, :writes], far[:, :writes])
         value, biases = self.enter(u)[:, None], self.biases(1, writes)
         h, new, pairs = self.run(value, memory, self.caches(state), biases, masks)
@@ -285,8 +287,8 @@ class Rate(SequenceCore):
         return RateRoll(self, context, last or context["age"].shape[1])
 
     def flops(self, batch: int, length: int) -> int:
-        """Of rows that begin with an episode; others may have one more round."""
-        rounds, writes = -(-length // self.segment), self.segment if self.provisional else 1
+        rounds = 1 + -(-length // self.segment)  # as `Plan.of` lays rows that begin anywhere
+        writes = self.segment if self.provisional else 1
         queries = self.tokens + self.segment + writes * self.tokens
         block = self.blocks[0]
         layers = block.attention.qkv, block.attention.out, block.feed[1], block.feed[3]

@@ -56,6 +56,7 @@ def learn(ranks, flags, updates, spoil=()):
     draw = update.noise
     for number in range(updates):
         whole = fake_batch(update, ROWS, LENGTH)
+        del whole["plan"]  # of all rows
         whole["reward"] += number
         if number in spoil:
             whole["reward"][0, 3] = torch.nan  # a row of rank 0 alone
@@ -63,8 +64,7 @@ def learn(ranks, flags, updates, spoil=()):
         mine = noise_part(noise, ranks.number, ranks.count)
         update.noise = lambda *_, mine=mine: mine
         batch = part(whole, ranks.number, ranks.count)
-        if update.world.core.plan:
-            batch["plan"] = update.world.core.plan(batch["is_first"].numpy(), batch["age"].numpy())
+        batch["plan"] = update.world.core.plan(batch["is_first"].numpy(), batch["age"].numpy())
         learner.train(batch)
     return learner.state()
 

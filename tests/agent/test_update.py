@@ -70,6 +70,7 @@ def test_an_update_stays_on_its_device_and_waits_for_no_number(tiny, monkeypatch
     batch["is_first"][0, 13] = True
     batch["age"] = since_first(batch["is_first"], torch.tensor([3, 0]))
     plan = update.world.core.plan(batch["is_first"].numpy(), batch["age"].numpy())
+    del batch["plan"]
     batch = {**{key: value.to("meta") for key, value in batch.items()}, "plan": plan}
     loss, metrics, carry = update(batch, update.noise(2, 32, None))
     loss.backward()

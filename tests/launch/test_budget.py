@@ -73,7 +73,7 @@ def test_the_forward_is_that_of_the_core_with_prior_and_posterior(small, core):
     embed, action = torch.randn(rows, length, world.encoder.out), torch.randn(rows, length, 3)
     with FlopCounterMode(display=False) as counter, torch.no_grad():
         carry, noise = world.initial(rows, batch["age"][:, 0]), world.noise(rows, length)
-        out, _ = world.observe(embed, action, batch["is_first"], carry, noise)
+        out, _ = world.observe(embed, action, batch["is_first"], carry, noise, batch["plan"])
         world.prior(out["h"])
     parts = [*world.prior.parameters(), *world.posterior.parameters()]
     heads = 2 * rows * length * sum(param.numel() for param in parts if param.dim() > 1)

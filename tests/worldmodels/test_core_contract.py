@@ -210,6 +210,7 @@ def test_flops_are_those_that_torch_counts():
     for name in CORES:
         core = make_core(resolve(["--core", name, "--size", "debug"]), Z, A)
         u, is_first = torch.randn(B, T, Z + A), torch.zeros(B, T, dtype=torch.bool)
+        plan = core.plan(is_first.numpy(), torch.arange(T).expand(B, -1).numpy())
         with FlopCounterMode(display=False) as counter, torch.no_grad():
-            core.scan(u, is_first, core.initial(B))
+            core.scan(u, is_first, core.initial(B), plan)
         assert core.flops(B, T) == pytest.approx(counter.get_total_flops(), rel=0.02), name
