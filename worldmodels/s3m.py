@@ -45,6 +45,21 @@ def hippo(size: int) -> tuple[Tensor, Tensor]:
     return torch.complex(torch.full_like(imag, -0.5), imag), vectors
 
 
+class Below(torch.autograd.Function):
+    """min(value, bound). Values beyond it keep the gradients that bring them back: with those of a
+    clamp, a state that had once crossed would stay undamped for good."""
+
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, bound: float) -> Tensor:
+        ctx.save_for_backward(value > bound)
+        return value.clamp(max=bound)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (beyond,) = ctx.saved_tensors
+        return torch.where(beyond & (grad < 0), 0.0, grad), None
+
+
 class SSM(nn.Module):
     """One layer: (..., H) -> (..., H), with P complex states."""
 
@@ -76,7 +91,9 @@ class SSM(nn.Module):
         In float64 where it matters: Im(lambda) * dt reaches hundreds of radians.
         """
         with torch.autocast(self.B.device.type, enabled=False):
-            lam = torch.complex(self.lambda_re.double().clamp(max=-1e-4), self.lambda_im.double())
+            lam = torch.complex(
+                Below.apply(self.lambda_re.double(), -1e-4), self.lambda_im.double()
+            )
             dt = self.log_dt.double().exp()
             if self.discretisation == "bilinear":
                 a = (1 + dt * lam / 2) / (1 - dt * lam / 2)

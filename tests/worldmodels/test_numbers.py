@@ -17,6 +17,7 @@ from worldmodels.dists import (
     twohot_mean,
 )
 from worldmodels.layers import NORM_EPS, FusedNorm
+from worldmodels.s3m import Below
 
 BINS = make_bins()
 
@@ -134,3 +135,11 @@ def test_fused_norm_is_rms_norm_then_silu_with_its_gradients(silu):
     expected = F.silu(expected) if silu else expected
     torch.testing.assert_close(FusedNorm.apply(value, weight, silu), expected)
     assert torch.autograd.gradcheck(lambda *args: FusedNorm.apply(*args, silu), (value, weight))
+
+
+def test_a_damping_beyond_its_bound_comes_back_and_goes_no_further():
+    value = torch.tensor([-0.5, 0.2, 0.2], requires_grad=True)
+    bounded = Below.apply(value, -0.1)
+    assert bounded.tolist() == pytest.approx([-0.5, -0.1, -0.1])
+    (bounded * torch.tensor([-1.0, 1.0, -1.0])).sum().backward()
+    assert value.grad.tolist() == [-1.0, 1.0, 0.0]  # descent lowers the second, keeps the third
