@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
+import torch
+
 from agent import limits
 from configs import load as configs
 from configs.schema import Config
@@ -39,11 +41,10 @@ def reconcile(asked: Config, saved: Config, given: set[str]) -> Config:
     ask, old = configs.to_flat(asked), configs.to_flat(saved)
     free = {k for k in old if any(k == f or (f[-1] == "." and k.startswith(f))
                                   for f in FREE_AT_RESUME)}  # fmt: skip
-    identity = {"task", "core", "seed"}
     clash = [
         f"  {key}: {old[key]} in the run, {ask[key]} asked"
         for key in old
-        if key not in free and (key in given or key in identity) and ask[key] != old[key]
+        if key not in free and key in given and ask[key] != old[key]
         and not (key == "size" and ask[key] == "auto")
     ]  # fmt: skip
     if clash:
@@ -66,6 +67,14 @@ def check_mode(config: Config) -> None:
         raise RunError(
             "--loop.mode offline ends after --stop.updates <number>, or --stop.flops or "
             "--stop.seconds, one of which must be given"
+        )
+
+
+def check_device(config: Config) -> None:
+    """Raises RunError for a device that this machine has not."""
+    if config.device == "cuda" and not torch.cuda.is_available():
+        raise RunError(
+            "--device cuda: this machine has no GPU that PyTorch can use; add --device cpu"
         )
 
 

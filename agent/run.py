@@ -21,6 +21,7 @@ from agent.carry import Packing, spacing
 from agent.checkpoint import Checkpoints
 from agent.checks import (
     RunError,
+    check_device,
     check_flops,
     check_mode,
     check_ranks,
@@ -136,6 +137,7 @@ def run_in(folder: Path, config: Config, given: set[str], ranks: Ranks, notice: 
         saved = ranks.first(lambda: configs.load(file))
         config = reconcile(config, saved, given)
     check_mode(config)
+    check_device(config)
     check_ranks(config, ranks.count)
     if published:
         if by := ranks.first(lambda: limits.goes_on(folder, config.stop)):
@@ -163,7 +165,8 @@ def run_in(folder: Path, config: Config, given: set[str], ranks: Ranks, notice: 
             limits.mark(folder, end)
         word = f"done, by {end['by']}," if end else f"stopped by {loop.stop or loop.leaving}"
         where = f"step {loop.agent_step:,}, update {loop.learner.updates:,}"
-        print(f"{word} at {where}; run the same command to go on", flush=True)
+        ahead = f"raise --{end['by']}" if end else "run the same command"
+        print(f"{word} at {where}; {ahead} to go on", flush=True)
     return 0
 
 
@@ -188,7 +191,8 @@ def assemble(
         choices.reasons.append(products)
         config = choices.by_spaces(config, *spaces)
         seed_everything(config.seed)
-    update = Update(config, *spaces).to(ranks.device(config.device))
+    with refused():
+        update = Update(config, *spaces).to(ranks.device(config.device))
     spec, state_bytes = fields(pool), 0
     if config.replay.start == "stored":
         state_bytes = Packing(update.world).bytes

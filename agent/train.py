@@ -25,20 +25,24 @@ def main(argv: list[str] | None = None) -> int:
         print(help_text())
         return 0
     try:
-        config = resolve(argv)
-        from envs.make import check_task
+        config, given = resolve(argv), explicit(argv)
+        # A folder alone says what is resumed.
+        resumed = "task" not in given and os.path.exists(f"{config.logdir}/config.yaml")
+        if not resumed:
+            from envs.make import check_task
 
-        check_task(config.task)
+            check_task(config.task)
     except (ConfigError, ValueError) as error:
         return refuse(error)
     if first:
-        print(f"{config.task}, core {config.core}: starting ...", flush=True)
+        what = config.logdir if resumed else f"{config.task}, core {config.core}"
+        print(f"{what}: starting ...", flush=True)
     from agent.checks import RunError
     from agent.ranks import RankLost
     from agent.run import run
 
     try:
-        return run(config, explicit(argv))
+        return run(config, given)
     except RunError as error:
         return refuse(error)
     except RankLost as error:

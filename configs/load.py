@@ -30,8 +30,8 @@ AUTO_SIZE = "auto"
 CHOSEN_BY = ("task", "preset", "logdir", "seed")
 # What settings are called in the files of earlier runs, and today.
 RENAMED = {"steps": "stop.steps", "updates": "stop.updates"}
-# Counts that may be 0 although their default is not.
-MAY_BE_ZERO = ("optim.warmup", "env.restarts_per_hour", "rlt.feedback")
+# The least value of counts for which it is not 1, or 0 where their default is 0.
+LEAST = {"optim.warmup": 0, "env.restarts_per_hour": 0, "rlt.feedback": 0, "batch.length": 2}
 
 
 class ConfigError(ValueError):
@@ -102,7 +102,7 @@ def convert(key: str, value: Any, where: str) -> Any:
         number = math.nan
     if not math.isfinite(number) or (whole and number != int(number)):
         raise fail("a whole number" if whole else "a number")
-    least = 1 if whole and field.default > 0 and key not in MAY_BE_ZERO else 0
+    least = LEAST.get(key, 1 if whole and field.default > 0 else 0)
     if number < least:
         raise fail(f"{least} or more")
     if not whole:

@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from agent.checkpoint import Checkpoints
+from agent.checks import RunError, check_device
 from agent.evaluate import evaluate, interval, shares
+from configs.load import resolve
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -146,6 +148,16 @@ def test_other_settings_in_the_same_folder_are_refused_with_a_diff(tmp_path):
     assert sorted(str(path) for path in tmp_path.rglob("*")) == before
 
 
+def test_the_folder_alone_says_what_is_resumed(tmp_path):
+    train(tmp_path, "--core", "gru", "--stop.steps", "60")
+    command = [sys.executable, "-m", "agent.train", "--logdir", str(tmp_path)]
+    command += ["--stop.steps", "80"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
+    assert result.returncode == 0, result.stderr
+    assert "done, by stop.steps, at step 80" in result.stdout
+    assert "raise --stop.steps to go on" in result.stdout
+
+
 WORLD = """
 import gymnasium
 from gymnasium import spaces
@@ -167,6 +179,25 @@ def test_a_space_that_cannot_be_used_is_refused_by_name_in_one_line(
     error = "error: --task told_worlds:Told: words: a space of type Text cannot be used"
     assert error in output.splitlines()[-1]
     assert "Traceback" not in output
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("--core", "gru", "--gru.blocks", "7"), "must be a multiple of gru.blocks 7"),
+        (("--core", "rlt", "--model.posterior", "recurrent"), "set model.posterior parallel"),
+    ],
+)
+def test_settings_that_do_not_fit_are_refused_in_one_line(tmp_path, flags, words):
+    output = train(tmp_path, *flags, status=2)
+    assert words in output.splitlines()[-1]
+    assert "Traceback" not in output
+
+
+def test_a_gpu_that_is_not_there_is_refused(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RunError, match="add --device cpu"):
+        check_device(resolve(["--device", "cuda"]))
 
 
 @pytest.mark.slow

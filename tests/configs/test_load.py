@@ -162,6 +162,7 @@ def test_what_is_not_a_number_is_an_error(value):
 
 def test_number_out_of_range_is_an_error():
     assert refused("--batch.size", "0").endswith("expected 1 or more")
+    assert refused("--batch.length", "1").endswith("expected 2 or more")
     assert refused("--optim.lr", "-1").endswith("expected 0 or more")
     assert refused("--env.count", "-1").endswith("expected 0 or more")
     assert resolve(["--env.count", "0", "--optim.warmup", "0"]).optim.warmup == 0
