@@ -270,6 +270,17 @@ def test_batches_of_bad_updates_are_kept_the_last_five(tmp_path):
     assert "could not be kept" in KeptBatches(tmp_path / "file" / "nonfinite")(1, batch)
 
 
+def test_a_batch_that_a_full_disk_cuts_short_is_not_kept(tmp_path, monkeypatch):
+    def full(content, path):
+        path.write_bytes(b"half")
+        raise RuntimeError("unexpected pos 64 vs 0")  # what PyTorch makes of it
+
+    monkeypatch.setattr(torch, "save", full)
+    said = KeptBatches(tmp_path)(1, {"reward": torch.ones(1)})
+    assert said == "its batch could not be kept (unexpected pos 64 vs 0)"
+    assert not list(tmp_path.iterdir())
+
+
 def test_twenty_updates_equal_ten_then_a_restored_ten(tiny):
     config = replace_flat(tiny(), {"optim.warmup": 15})
     runs = []
