@@ -157,6 +157,17 @@ def test_a_policy_moves_itself_alone_and_a_value_of_what_is_imagined_the_critic(
     assert all(param.requires_grad for param in update.world.parameters())
 
 
+def test_observations_may_be_called_what_losses_are(tiny):
+    found = []
+    for name in ("vector", "cont", "policy", "rep", "total"):
+        torch.manual_seed(0)
+        update = Update(tiny(), {name: OBS["vector"]}, DISCRETE)
+        total, metrics = loss_of(update)
+        assert sum(key.startswith("loss/") for key in metrics) == 9
+        found.append([total, metrics["loss/total"], metrics[f"loss/rec/{name}"]])
+    assert all(row == found[0] for row in found)
+
+
 def test_a_replayed_value_loss_that_does_not_count_is_not_computed(tiny):
     _, with_it = loss_of(make(tiny()))
     _, without = loss_of(make(tiny("--loss.repval", "0")))
