@@ -21,7 +21,9 @@ class Actor:
         self.purpose, self.rank = purpose, rank
         self.device = update.return_range.device
         self.tick = 0
-        self.latents: dict[str, Tensor] = {}  # hz (n, D + S*C) and x (n, X) of the last call
+        # Of the last call: hz (n, D + S*C) and x (n, X), and the norms (n,) of x on the host.
+        self.latents: dict[str, Tensor] = {}
+        self.x_norm = torch.zeros(0)
         with torch.inference_mode():
             self.carry = tree_map(torch.clone, update.world.initial(count))
 
@@ -49,14 +51,11 @@ class Actor:
         else:
             self.put(self.carry, carry, rows)
         self.tick += 1
+        # On its way, on this stream, ahead of the action, for which the host waits.
+        self.x_norm = latents["x"].norm(dim=-1).to("cpu", non_blocking=True)
         action = policy.decode(carry["action"])
         action[obs["is_last"]] = 0
         return action
-
-    @property
-    def x_norm(self) -> Tensor:
-        """Norms (n,) of the hidden states of the last call."""
-        return self.latents["x"].norm(dim=-1)
 
     @torch.inference_mode()
     def forget(self, ids: np.ndarray) -> None:

@@ -185,8 +185,9 @@ def serve(config: Config, pipe: Any) -> None:
     """The process beside training: a file of weights in, what `measure` gives or a text out."""
     from envs.pool import WORKER_ENVIRONMENT, leave_with_parent
 
-    # The parent decides when to stop; its SIGTERM lets the pool be closed. Ctrl-C reaches us too.
-    for number in (signal.SIGINT, signal.SIGUSR1):
+    # The parent decides when to stop; its SIGTERM lets the pool be closed. Ctrl-C and
+    # a closed terminal reach us too.
+    for number in (signal.SIGINT, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     threading.Thread(target=leave_with_parent, daemon=True).start()

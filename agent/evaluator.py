@@ -31,7 +31,7 @@ log = logging.getLogger("agent")
 
 POLL = 0.1  # seconds between two looks of a run that has ended and waits for its last evaluation
 
-GRACE = 3.0  # seconds that the process has to close its environments
+GRACE = 10.0  # seconds that the process has to close its environments
 
 
 class Evaluator:

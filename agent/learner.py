@@ -45,7 +45,9 @@ class KeptBatches:
             torch.save(tree_map(lambda value: value.cpu(), whole), path)
             for old in sorted(self.folder.glob("*.pt"))[:-KEPT]:
                 old.unlink()
-        except OSError as error:
+        except (OSError, RuntimeError) as error:  # torch.save's own, where the disk is full
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
             return f"its batch could not be kept ({error})"
         return f"its batch is kept in {path}"
 

@@ -1,9 +1,11 @@
 """Rows of metrics to metrics.jsonl, TensorBoard and the terminal; one line an episode to
-scores.jsonl. A TensorBoard that fails is reported once and never stops training.
+scores.jsonl, of which TensorBoard has the means between two rows. What fails of TensorBoard or of
+the files of media is reported once and never stops training.
 """
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import logging
@@ -11,6 +13,7 @@ import math
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,7 +43,11 @@ class Lines:
         return self.file.tell()
 
     def restore(self, length: int) -> None:
-        self.file.truncate(length)
+        """Cut the file to `length` bytes; one that has fewer stays, with a warning."""
+        size = self.file.seek(0, os.SEEK_END)
+        if size < length:
+            log.warning("%s has lost rows: %d bytes of %d", self.file.name, size, length)
+        self.file.truncate(min(length, size))
         self.file.seek(0, os.SEEK_END)
 
     def close(self) -> None:
@@ -94,6 +101,8 @@ class Logger:
         self.scores = Lines(folder / "scores.jsonl")
         self.episodes = episodes
         self.board: TensorBoard | None = None
+        self.ended: list[dict[str, Any]] = []  # episodes since the last row
+        self.failed: set[str] = set()
         self.folder, self.step = folder, step
         self.guard(self.open_board)
 
@@ -101,12 +110,22 @@ class Logger:
         self.board = TensorBoard(self.folder / "tensorboard", self.step)
 
     def guard(self, function: Any, *args: Any) -> None:
-        """Run what is optional: its failure is a warning, once, and switches it off."""
+        """Call something of TensorBoard: its failure is a warning and switches it off."""
         try:
             function(*args)
         except Exception as error:
-            log.warning("logging failed and is left out from here: %r", error)
+            log.warning("TensorBoard failed and is left out from here: %r", error)
             self.board = None
+
+    @contextlib.contextmanager
+    def optional(self, kind: str) -> Iterator[None]:
+        """What fails inside is a warning, the first time of a `kind`."""
+        try:
+            yield
+        except Exception as error:
+            if kind not in self.failed:
+                log.warning("a %s could not be written; the next is tried: %r", kind, error)
+            self.failed.add(kind)
 
     def row(self, axes: dict[str, float], metrics: dict[str, float]) -> None:
         """One row; `axes` holds every name of AXES."""
@@ -114,7 +133,13 @@ class Logger:
         self.metrics.write({**axes, **metrics})
         if self.board:
             step = int(axes["env_step"] or axes["update"])  # offline no step is ever made
-            self.guard(self.board.scalars, {**metrics, **axes}, step)
+            self.guard(self.board.scalars, {**self.episode_means(), **metrics, **axes}, step)
+
+    def episode_means(self) -> dict[str, float]:
+        """Of the episodes that ended since this was asked, if there were any."""
+        ended, self.ended = self.ended, []
+        keys = ("return", "length") if ended else ()
+        return {f"episode/{key}": float(np.mean([score[key] for score in ended])) for key in keys}
 
     def evaluation(self, axes: dict[str, float], metrics: dict[str, float]) -> None:
         """A row whose axes are those of the weights that were evaluated, which lie behind."""
@@ -129,27 +154,22 @@ class Logger:
         if self.episodes:
             self.episodes.write(score)
         if self.board:
-            numbers = {"episode/return": score["return"], "episode/length": score["length"]}
-            self.guard(self.board.scalars, numbers, int(axes["env_step"]))
+            self.ended.append(score)
 
     def video(self, name: str, frames: np.ndarray, step: int) -> None:
         """Frames (T, H, W, C) to media/<name>.gif and TensorBoard; failures are warnings."""
-        self.guard(self.write_video, name, frames, step)
-
-    def write_video(self, name: str, frames: np.ndarray, step: int) -> None:
-        encoded = encode_gif(frames)
-        (self.media / f"{name}.gif").write_bytes(encoded)
-        if self.board:
-            self.board.gif(name, frames, encoded, step)
+        with self.optional("video"):
+            encoded = encode_gif(frames)
+            if self.board:
+                self.guard(self.board.gif, name, frames, encoded, step)
+            (self.media / f"{name}.gif").write_bytes(encoded)
 
     def picture(self, name: str, image: np.ndarray, step: int) -> None:
-        """An image (H, W, 3) to media/<name>-<step>.png and TensorBoard."""
-        self.guard(self.write_picture, name, image, step)
-
-    def write_picture(self, name: str, image: np.ndarray, step: int) -> None:
-        Image.fromarray(image).save(self.media / f"{name}-{step:010d}.png")
-        if self.board:
-            self.board.picture(name, image, step)
+        """An image (H, W, 3) to media/<name>-<step>.png and TensorBoard; failures are warnings."""
+        with self.optional("picture"):
+            if self.board:
+                self.guard(self.board.picture, name, image, step)
+            Image.fromarray(image).save(self.media / f"{name}-{step:010d}.png")
 
     def state(self) -> dict[str, int]:
         episodes = self.episodes.state() if self.episodes else 0

@@ -250,7 +250,7 @@ class Loop(Counters):
             metrics["acting/staleness"] = float(np.mean(staleness))
             metrics["acting/staleness_max"] = float(max(staleness))
             age = torch.from_numpy(np.concatenate(ages))
-            acting = norm_by_age(torch.cat(norms).cpu(), age, "acting")
+            acting = norm_by_age(torch.cat(norms), age, "acting")
             metrics.update((key, value.item()) for key, value in acting.items())
         # An age that was not seen since the last row has no norm.
         metrics = {k: v for k, v in metrics.items() if k[:7] != "x_norm/" or math.isfinite(v)}

@@ -1,18 +1,28 @@
-"""Signals that ask a run to save and end: a scheduler's notice, or Ctrl-C."""
+"""Signals that ask a run to save and end: a scheduler's notice, Ctrl-C, or a closed terminal."""
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 from multiprocessing import resource_tracker
 from typing import Any
 
 from agent.loop import Loop
 
-STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
+STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGHUP)
 
 
 class Stopped(BaseException):
     """A notice to stop came while there was nothing to save."""
+
+
+def leave_terminal() -> None:
+    """Point what was written to a terminal that is gone to nowhere: each line would be an error."""
+    with open(os.devnull, "w") as nowhere:
+        for output in (1, 2):
+            if stat.S_ISCHR(os.fstat(output).st_mode) and not os.isatty(output):
+                os.dup2(nowhere.fileno(), output)
 
 
 class Notice:
@@ -26,14 +36,19 @@ class Notice:
         self.loop: Loop | None = None
         self.several = several
         self.early: str | None = None
-        # It inherits that this is ignored, and so outlives a notice to the whole group.
-        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        nohup = signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+        # It inherits that these are ignored, and so outlives a notice to the whole group.
+        for number in (signal.SIGUSR1, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         resource_tracker.ensure_running()
         for number in STOPS:
-            signal.signal(number, self)
+            if number != signal.SIGHUP or not nohup:
+                signal.signal(number, self)
 
     def __call__(self, number: int, frame: Any) -> None:
         name = signal.Signals(number).name
+        if number == signal.SIGHUP:
+            leave_terminal()
         if self.loop is not None:
             self.loop.stop = name
             if self.loop.expendable:

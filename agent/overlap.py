@@ -60,7 +60,8 @@ class Overlapped(Loop):
     def act(self) -> None:
         """The actor's thread: ticks until it is told to end, but none past the run's last step,
         and never more than `lead` updates ahead."""
-        # Of this thread alone: a second OpenMP team would fight with the learner's for the cores.
+        # A second OpenMP team would fight with the learner's for the cores. The learner's thread
+        # keeps its number; threads that begin after this take the new one.
         torch.set_num_threads(1)
         with self.stream():
             while not self.ending:

@@ -40,6 +40,7 @@ from agent.notice import Notice, Stopped
 from agent.offline import Offline
 from agent.overlap import Overlapped
 from agent.ranks import RankLost, Ranks, lost
+from agent.status import ERROR
 from agent.summary import model_summary
 from agent.update import Update
 from configs import load as configs
@@ -121,7 +122,7 @@ def run_folder(config: Config, given: set[str], ranks: Ranks, notice: Notice) ->
         except Exception as error:
             if not lost(error):  # whose cause the rank that is gone has written
                 with contextlib.suppress(OSError):  # the disk may be full
-                    (folder / "error.txt").write_text(traceback.format_exc())
+                    (folder / ERROR).write_text(traceback.format_exc())
             raise
 
 
@@ -159,6 +160,7 @@ def run_in(folder: Path, config: Config, given: set[str], ranks: Ranks, notice: 
                 loop.restore(parts)
         del parts  # as large as the model with its optimiser
         check_flops(config, loop.flops_per_update)
+        ranks.first(lambda: (folder / ERROR).unlink(missing_ok=True))  # it goes on
         notice.tell(loop)
         end = loop.run()
         if end and ranks.number == 0:

@@ -120,9 +120,8 @@ class Update(nn.Module):
         return total, {key: value.detach() for key, value in metrics.items()}, after
 
     def scales(self, losses: dict[str, Tensor]) -> dict[str, float]:
-        loss = self.config.loss
-        known = {key: getattr(loss, key) for key in vars(loss) if key not in ("free", "rec")}
-        return {**{key: loss.rec for key in self.world.obs_space}, **known}
+        """What each of `losses` counts for in their sum: all reconstructions `loss.rec`."""
+        return {key: getattr(self.config.loss, key.partition("/")[0]) for key in losses}
 
     def imagination_losses(
         self, trajectory: Trajectory

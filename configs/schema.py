@@ -70,7 +70,9 @@ class BatchConfig:
 class LoopConfig:
     train_ratio: float = setting(32.0, "replayed steps per agent step; may be a fraction")
     fill: int = setting(
-        0, "agent steps before the first update, of all ranks; 0: one batch (size x length)"
+        0,
+        "steps in the replay, resets and those of --replay.from included, before the first update, "
+        "of all ranks; 0: one batch (size x length)",
     )
     mode: Literal["overlapped", "lockstep", "offline"] = setting(
         "overlapped",

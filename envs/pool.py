@@ -100,7 +100,7 @@ class LocalSlot:
 def worker(make: Callable[[], Env], pipe: Any) -> None:
     """The process of one environment. It ends when the parent closes the pipe or dies."""
     # The parent decides when to stop; Ctrl-C and a scheduler's notice reach the whole group.
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1):
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=leave_with_parent, daemon=True).start()
     env = memory = None

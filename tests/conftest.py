@@ -25,7 +25,7 @@ def tiny():
 @pytest.fixture(autouse=True)
 def signals():
     """A run in this process takes the signals that stop it: Ctrl-C is for the tests again."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
+    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
     before = [signal.getsignal(number) for number in numbers]
     yield
     for number, handler in zip(numbers, before, strict=True):

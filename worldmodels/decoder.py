@@ -130,18 +130,18 @@ class Decoder(nn.Module):
         }
 
     def losses(self, prediction: dict[str, Tensor], obs: dict[str, Tensor]) -> dict[str, Tensor]:
-        """One loss (...) a key: squared error summed over an image in [0, 1] or over a symlog
-        vector, cross-entropy of discrete values."""
+        """One loss (...) a key, `rec/<key>`: squared error summed over an image in [0, 1] or over a
+        symlog vector, cross-entropy of discrete values."""
         out = {}
         for key, space in self.spaces.items():
-            value, target = prediction[key], obs[key]
+            name, value, target = f"rec/{key}", prediction[key], obs[key]
             if space.kind == "image":
-                out[key] = (value - target.float() / 255).square().sum((-3, -2, -1))
+                out[name] = (value - target.float() / 255).square().sum((-3, -2, -1))
             elif space.kind == "vector":
-                out[key] = (value - symlog(target.float())).square().sum(-1)
+                out[name] = (value - symlog(target.float())).square().sum(-1)
             else:
                 parts = zip(value.split(list(space.classes), -1), target.unbind(-1), strict=True)
-                out[key] = sum(
+                out[name] = sum(
                     F.cross_entropy(
                         logits.flatten(0, -2), index.long().flatten(), reduction="none"
                     ).view(index.shape)

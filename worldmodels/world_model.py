@@ -239,7 +239,7 @@ class WorldModel(nn.Module):
     def losses(
         self, batch: dict[str, Any], carry: Carry, noise: Tensor
     ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """World-model losses, each (B, T): dyn, rep, reward, cont and one a decoded key.
+        """World-model losses, each (B, T): dyn, rep, reward, cont and rec/<key> a decoded key.
 
         batch: observations, action (B, T, A) encoded, reward, is_first, is_terminal, and `plan`, if
         there is one. Also returns

@@ -67,3 +67,15 @@ def test_an_evaluation_forgets_once_an_episode_when_asked(tiny, monkeypatch, for
     monkeypatch.setattr(Actor, "forget", lambda self, rows: ids.append(rows.tolist()))
     play(Update(tiny(), OBS, ACT), OneEpisode(), 2, 0, True, forget)
     assert ids == [[0]] * times
+
+
+@pytest.mark.gpu
+def test_norms_of_x_are_on_the_host_as_soon_as_the_action_is(tiny):
+    actor = Actor(Update(tiny(), OBS, ACT).cuda(), 64, 0)
+    obs = {"vector": np.ones((64, 3), np.float32), "is_last": np.zeros(64, bool)}
+    with torch.cuda.stream(torch.cuda.Stream()):
+        actor.act(np.arange(64), {**obs, "is_first": np.ones(64, bool)})
+    norms = actor.x_norm.clone()
+    assert norms.device.type == "cpu"
+    torch.cuda.synchronize()
+    torch.testing.assert_close(norms, actor.latents["x"].norm(dim=-1).cpu(), rtol=0, atol=0)

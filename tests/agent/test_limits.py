@@ -1,7 +1,6 @@
 """Limits of a run: each ends it exactly, the first one counts, and a higher one lets it go on."""
 
 import json
-import signal
 
 import pytest
 
@@ -18,16 +17,6 @@ SMALL = [
     *("--task", "test_counter", "--env.count", "2", "--log.media_every", "0"),
 ]
 MODES = ("lockstep", "overlapped")
-
-
-@pytest.fixture(autouse=True)
-def signals():
-    """A run in this process takes signals for itself; give them back."""
-    numbers = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)
-    before = {number: signal.getsignal(number) for number in numbers}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def train(folder, *flags, mode="lockstep", ratio="8"):
@@ -110,6 +99,15 @@ def test_fewer_flops_than_an_update_are_refused(tmp_path, capsys):
     flags = ["--logdir", str(tmp_path), "--loop.mode", "lockstep", "--stop.flops", "10"]
     assert main([*SMALL, *flags]) == 2
     assert "--stop.flops 10 is less than one update takes" in capsys.readouterr().err
+
+
+def test_a_failure_is_past_once_the_run_goes_on(tmp_path):
+    train(tmp_path, "--stop.updates", "2")
+    (tmp_path / "error.txt").write_text("OSError: no space left\n")
+    train(tmp_path, "--stop.updates", "2")  # nothing is left to do
+    assert (tmp_path / "error.txt").exists()
+    train(tmp_path, "--stop.updates", "3")
+    assert not (tmp_path / "error.txt").exists()
 
 
 @pytest.mark.parametrize(

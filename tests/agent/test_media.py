@@ -32,3 +32,14 @@ def test_norms_are_averaged_by_age():
     assert means["x_norm/acting_from_64"] == 7
     assert math.isnan(means["x_norm/acting_from_16"])
     assert len(means) == len(AGES)
+
+
+def test_norms_are_averaged_in_full_precision_and_apart():
+    norms = torch.tensor([256.0, 257.0, torch.inf])
+    with torch.autocast("cpu", torch.bfloat16):
+        means = norm_by_age(norms, torch.tensor([0, 1, 4]), "acting")
+    assert means["x_norm/acting_from_0"].item() == 256.5
+    assert means["x_norm/acting_from_4"] == torch.inf
+    assert math.isnan(means["x_norm/acting_from_16"])
+    narrow = norm_by_age(torch.tensor([256.0, 258.0], dtype=torch.bfloat16), torch.zeros(2), "a")
+    assert narrow["x_norm/a_from_0"].item() == 257

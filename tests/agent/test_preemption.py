@@ -112,6 +112,39 @@ def test_a_notice_while_the_update_compiles_ends_the_run_as_it_was_saved(monkeyp
     assert loop.stop == "SIGINT"
 
 
+HUNG_UP = """
+import signal, sys, time
+from types import SimpleNamespace
+from agent.notice import Notice
+
+if sys.argv[1] == "nohup":
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+loop = SimpleNamespace(stop=None, expendable=False)
+Notice(several=False).tell(loop)
+print("begun", flush=True)
+sys.stdin.read()  # until it may go on
+for stream in (sys.stdout, sys.stderr):
+    print("the last row", file=stream, flush=True)
+sys.exit(3 if loop.stop == "SIGHUP" else 4)
+"""
+
+
+@pytest.mark.parametrize("how", ["terminal", "nohup"])
+def test_a_closed_terminal_is_a_notice_unless_it_is_to_be_ignored(how):
+    ours, terminal = os.openpty()
+    outputs = {"stdout": terminal, "stderr": terminal}
+    if how == "nohup":
+        outputs = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    command = [sys.executable, "-c", HUNG_UP, how]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, **outputs)
+    os.close(terminal)
+    os.read(process.stdout.fileno() if how == "nohup" else ours, 5)
+    os.close(ours)
+    process.send_signal(signal.SIGHUP)
+    process.communicate(timeout=60)
+    assert process.returncode == {"terminal": 3, "nohup": 4}[how]
+
+
 ALONE = [(whom, number) for whom in ("process", "group") for number in STOPS]
 OF_TWO = [("one of two ranks", signal.SIGTERM), ("both ranks", signal.SIGTERM)]
 

@@ -158,6 +158,17 @@ def test_a_policy_moves_itself_alone_and_a_value_of_what_is_imagined_the_critic(
     assert all(param.requires_grad for param in update.world.parameters())
 
 
+def test_observations_may_be_called_what_losses_are(tiny):
+    found = []
+    for name in ("vector", "cont", "policy", "rep", "total"):
+        torch.manual_seed(0)
+        update = Update(tiny(), {name: OBS["vector"]}, DISCRETE)
+        total, metrics = loss_of(update)
+        assert sum(key.startswith("loss/") for key in metrics) == 9
+        found.append([total, metrics["loss/total"], metrics[f"loss/rec/{name}"]])
+    assert all(row == found[0] for row in found)
+
+
 def test_a_replayed_value_loss_that_does_not_count_is_not_computed(tiny):
     _, with_it = loss_of(make(tiny()))
     _, without = loss_of(make(tiny("--loss.repval", "0")))
@@ -269,6 +280,17 @@ def test_batches_of_bad_updates_are_kept_the_last_five(tmp_path):
     assert (batch["reward"].item(), batch["carry"]["core"]["h"].item()) == (5.0, 1.0)
     (tmp_path / "file").touch()
     assert "could not be kept" in KeptBatches(tmp_path / "file" / "nonfinite")(1, batch)
+
+
+def test_a_batch_that_a_full_disk_cuts_short_is_not_kept(tmp_path, monkeypatch):
+    def full(content, path):
+        path.write_bytes(b"half")
+        raise RuntimeError("unexpected pos 64 vs 0")  # what PyTorch makes of it
+
+    monkeypatch.setattr(torch, "save", full)
+    said = KeptBatches(tmp_path)(1, {"reward": torch.ones(1)})
+    assert said == "its batch could not be kept (unexpected pos 64 vs 0)"
+    assert not list(tmp_path.iterdir())
 
 
 def test_twenty_updates_equal_ten_then_a_restored_ten(tiny):

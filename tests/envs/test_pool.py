@@ -386,12 +386,12 @@ def test_a_parent_that_ends_without_closing_its_pool_ends(tmp_path):
     assert gone(workers)
 
 
-def test_workers_survive_ctrl_c_and_sigterm(pool_of):
+def test_workers_survive_what_asks_a_run_to_stop(pool_of):
     pool = pool_of(Counter, processes=True)
     ids, _ = pool.recv()
     for slot in pool.slots:
-        os.kill(slot.process.pid, signal.SIGINT)
-        os.kill(slot.process.pid, signal.SIGTERM)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            os.kill(slot.process.pid, number)
     answer(pool, ids)
     play(pool, 3)
     assert pool.restarts == 0

@@ -148,7 +148,7 @@ def test_losses_are_batch_by_time_and_train_every_parameter(world, tiny):
     batch = batch_of(world, tiny)
     batch = {**batch, "action": batch.pop("encoded")}
     losses, _ = world.losses(batch, world.initial(2), world.noise(2, 7))
-    assert set(losses) == {"dyn", "rep", "reward", "cont", "image", "vector", "kind"}
+    assert set(losses) == {"dyn", "rep", "reward", "cont", "rec/image", "rec/vector", "rec/kind"}
     assert all(loss.shape == (2, 7) for loss in losses.values())
     torch.nn.init.normal_(world.reward[-1].weight)  # zero at the start, which hides its inputs
     losses, _ = world.losses(batch, world.initial(2), world.noise(2, 7))
@@ -192,7 +192,7 @@ def test_images_of_one_task_may_differ_in_size_and_channels(tiny):
         assert (world.encoder(changed) != embed).any()
     predicted = world.decoder(torch.zeros(2, 3, world.core.out), torch.zeros(2, 3, world.z))
     assert {key: value.shape[2:] for key, value in predicted.items()} == shapes
-    assert set(world.decoder.losses(predicted, obs)) == set(shapes)
+    assert set(world.decoder.losses(predicted, obs)) == {f"rec/{key}" for key in shapes}
 
 
 def test_the_recurrent_posterior_is_refused_for_a_core_without_markov_context(tiny, monkeypatch):
