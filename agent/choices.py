@@ -19,6 +19,7 @@ from configs.schema import Config
 from envs.make import cheap
 from replay.blocks import Fields
 from replay.budget import fit_capacity
+from worldmodels.cores import CORES
 
 
 class Choices:
@@ -67,11 +68,22 @@ class Choices:
             )
         return configs.replace_flat(config, {"replay.capacity": capacity})
 
+    def changed(self, config: Config) -> str:
+        """What is not at its default, but for settings of other cores."""
+        flat, default = configs.to_flat(config), configs.to_flat(Config())
+        others = tuple(f"{name}." for name in CORES if name != config.core)
+        lines = [
+            f"{key}: {value}"
+            for key, value in flat.items()
+            if value != default[key] and not key.startswith(others)
+        ]
+        lines.append(f"all other settings, at their defaults: {self.folder}/config.yaml")
+        return "\n".join(lines)
+
     def write(self, config: Config) -> None:
         """Say what was chosen and why, and write both into the run's folder."""
         reasons = "\n".join(self.reasons)
-        print(configs.render(config))
-        print(reasons, flush=True)
+        print(f"{self.changed(config)}\n{reasons}", flush=True)
         if self.ranks.number == 0:
             configs.save(config, self.folder / "config.yaml")
             (self.folder / "choices.txt").write_text(reasons + "\n")

@@ -40,9 +40,12 @@ def reached(stop: StopConfig, axes: dict[str, Any]) -> str:
     return next((f"stop.{name}" for name, axis in AXES.items() if over.get(axis)), "")
 
 
-def share(stop: StopConfig, row: dict[str, Any]) -> float:
-    """How much of the run is done, by the limit that is nearest."""
-    return max(row.get(axis, 0) / limit for axis, limit in limits(stop).items())
+def nearest(stop: StopConfig, row: dict[str, Any]) -> tuple[float, str]:
+    """How much of the run is done, up to 1, and the setting whose limit is nearest."""
+    names = {axis: f"stop.{name}" for name, axis in AXES.items()}
+    shares = ((row.get(axis, 0) / limit, names[axis]) for axis, limit in limits(stop).items())
+    done, name = max(shares)
+    return min(1.0, done), name
 
 
 def left(stop: StopConfig, row: dict[str, Any]) -> float | None:

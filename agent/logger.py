@@ -212,7 +212,7 @@ class Terminal:
             self.view.update(line, refresh=True)
         elif force or now - self.last >= self.quiet:
             print(line, flush=True)
-            self.last = now
+            self.last = self.last if force else now
 
     def close(self) -> None:
         if self.live:

@@ -277,22 +277,26 @@ class Loop(Counters):
 
     def show(self) -> None:
         metrics = self.latest
-        left = limits.left(self.config.stop, {**metrics, **self.axes()})
-        ahead = "?" if left is None else span(left)
+        stop, now = self.config.stop, {**metrics, **self.axes()}
+        left, (done, limit) = limits.left(stop, now), limits.nearest(stop, now)
+        parts = [
+            f"step {self.agent_step:,}",
+            f"update {self.learner.updates:,}",
+            f"{metrics['rate/agent_steps']:.1f} steps/s",
+            f"{metrics['rate/updates']:.2f} updates/s",
+        ]
         if self.fill_step is None:
-            state = f"filling {len(self.replay):,}/{self.fill:,}"
-        else:
-            state = f"loss {metrics.get('loss/total', float('nan')):.1f}"
+            parts.append(f"filling {len(self.replay):,}/{self.fill:,}")
+        elif "loss/total" in metrics:
+            parts.append(f"loss {metrics['loss/total']:.1f}")
         recent = list(self.recent)
-        last = f"{recent[-1]:.2f}" if recent else "-"
-        mean = f"{np.mean(recent):.2f}" if recent else "-"
-        self.terminal.show(
-            f"step {self.agent_step:,}/{self.config.stop.steps:,}  "
-            f"update {self.learner.updates:,}  {metrics['rate/agent_steps']:.1f} steps/s  "
-            f"{metrics['rate/updates']:.2f} updates/s  {state}  "
-            f"return {last} (mean of {len(recent)}: {mean})  "
-            f"RAM {metrics['usage/ram_gb']:.1f} GB  done in {ahead}"
-        )
+        if recent:
+            mean = np.mean(recent)
+            parts.append(f"return {recent[-1]:.2f} (mean of {len(recent)}: {mean:.2f})")
+        parts.append(f"RAM {metrics['usage/ram_gb']:.1f} GB")
+        ahead = "" if left is None else f", {span(left)} left"
+        parts.append(f"{done:.1%} of {limit}{ahead}")
+        self.terminal.show("  ".join(parts))
 
     def keep_frames(self, ids: np.ndarray, obs: dict[str, np.ndarray]) -> None:
         """Frames of slot 0, for the policy video."""

@@ -163,6 +163,7 @@ def run_in(folder: Path, config: Config, given: set[str], ranks: Ranks, notice: 
         ranks.first(lambda: (folder / ERROR).unlink(missing_ok=True))  # it goes on
         notice.tell(loop)
         end = loop.run()
+        loop.terminal.close()
         if end and ranks.number == 0:
             limits.mark(folder, end)
         word = f"done, by {end['by']}," if end else f"stopped by {loop.stop or loop.leaving}"

@@ -100,7 +100,7 @@ def look(folder: Path, now: float | None = None) -> dict[str, Any]:
         "state": state(folder, config, last, quiet),
         "quiet_seconds": quiet,
         **{key: last.get(key) for key in ("agent_step", "update", "wall_seconds")},
-        "share": limits.share(config.stop, last),
+        "share": limits.nearest(config.stop, last)[0],
         "steps_per_second": last.get("rate/agent_steps"),
         "updates_per_second": last.get("rate/updates"),
         "eta_seconds": limits.left(config.stop, last),
@@ -128,7 +128,7 @@ def state(folder: Path, config: Config, last: dict[str, Any], quiet: float | Non
         every = between(config.log.every, last.get("wall_seconds", 0.0), ROWS)
         slow = quiet is not None and quiet > SILENT * every
         return "silent" if slow else "running"
-    if (folder / limits.FINISHED).exists() or limits.share(config.stop, last) >= 1:
+    if (folder / limits.FINISHED).exists() or limits.nearest(config.stop, last)[0] >= 1:
         return "done"
     return "failed" if (folder / ERROR).exists() else "stopped"
 

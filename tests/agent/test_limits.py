@@ -130,12 +130,13 @@ def test_which_limit_is_reached(stop, by):
 
 def test_what_is_left_is_that_of_the_limit_which_comes_first():
     row = {**ROW, "rate/agent_steps": 10.0, "rate/updates": 2.0}
-    for stop, seconds, share in (
-        (StopConfig(steps=1000), 90, 0.1),
-        (StopConfig(steps=1000, updates=20), 5, 0.5),
-        (StopConfig(steps=1000, flops=700.0), 45, 0.1),
-        (StopConfig(steps=1000, seconds=40.0), 10, 0.75),
+    for stop, seconds, nearest in (
+        (StopConfig(steps=1000), 90, (0.1, "stop.steps")),
+        (StopConfig(steps=1000, updates=20), 5, (0.5, "stop.updates")),
+        (StopConfig(steps=1000, flops=700.0), 45, (0.1, "stop.steps")),
+        (StopConfig(steps=1000, seconds=40.0), 10, (0.75, "stop.seconds")),
+        (StopConfig(steps=50), 0, (1.0, "stop.steps")),
     ):
         assert limits.left(stop, row) == pytest.approx(seconds)
-        assert limits.share(stop, row) == share
+        assert limits.nearest(stop, row) == nearest
     assert limits.left(StopConfig(), {}) is None
