@@ -102,7 +102,10 @@ def run_folder(config: Config, given: set[str], ranks: Ranks, notice: Notice) ->
         source = str(Path(config.replay.from_).resolve())
         config = configs.replace_flat(config, {"replay.from": source})
     folder = Path(default_logdir(config))
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise RunError(f"--logdir {folder}: {error.strerror}; choose another") from None
     lock = FileLock(folder / "lock")
 
     def hold() -> None:

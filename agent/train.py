@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
+from typing import Any
 
 from configs import process
 
@@ -59,8 +61,20 @@ def main(argv: list[str] | None = None) -> int:
         return 1
 
 
+def leave(number: int, frame: Any) -> None:
+    """A notice while modules are still imported; `agent.notice` takes over."""
+    name = signal.Signals(number).name
+    print(f"stopped by {name} before its first step; nothing was to be saved", flush=True)
+    sys.exit(0)
+
+
 if __name__ == "__main__":
     # Spawned environment workers import this module again, under another name: only the run's
     # own process is prepared, before anything imports torch.
     process.prepare()
+    if {"-h", "--help"} & set(sys.argv):
+        signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `--help | head` is no failure
+    if "RANK" not in os.environ:  # of several ranks none can leave alone
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
+            signal.signal(number, leave)
     sys.exit(main())

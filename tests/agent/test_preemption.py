@@ -85,10 +85,12 @@ def start():
         process.wait()
 
 
-def test_a_notice_before_the_first_step_ends_it_too(tmp_path, start):
-    process = start(tmp_path / "run", "--stop.steps", "1000000")
+@pytest.mark.parametrize("when", ["imports", "assembles"])
+def test_a_notice_before_the_first_step_ends_it_too(tmp_path, start, when):
+    folder = tmp_path / "run"
+    process = start(folder, "--stop.steps", "1000000")
     deadline = time.monotonic() + 60
-    while not (tmp_path / "run" / "lock").exists():
+    while not ((folder / "lock").exists() if when == "assembles" else read(folder / "out")):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     time.sleep(0.2)
