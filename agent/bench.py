@@ -29,7 +29,9 @@ from agent.auto import fake_batch
 from agent.profiling import bound, growth, rates
 from agent.profiling.cell import PARTS, Cell, acting, seconds, split
 from agent.profiling.peak import peak_apart
+from configs.load import blocks
 from configs.mkl import choose_products
+from worldmodels.cores import CORES
 
 SCHEMA = 1
 ENVIRONMENTS = (1, 8, 32)
@@ -148,12 +150,19 @@ def trace(cell: Cell, path: Path) -> None:
     profile.export_chrome_trace(str(path))
 
 
+def shape(text: str) -> str:
+    """A batch, if `text` is one."""
+    if not re.fullmatch(r"[1-9]\d*x[1-9]\d*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no batch; expected rows x steps, as 16x64")
+    return text
+
+
 def arguments(argv: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser("agent.bench", description=__doc__)
     add = parser.add_argument
-    add("--cores", nargs="+", default=["gru", "s3m"], help="cores")
-    add("--size", nargs="+", default=["1m"], help="size presets")
-    add("--batch", nargs="+", default=["16x64"], help="BxT")
+    add("--cores", nargs="+", default=["gru", "s3m"], choices=sorted(CORES), help="cores")
+    add("--size", nargs="+", default=["1m"], choices=list(blocks("sizes")), help="size presets")
+    add("--batch", nargs="+", default=["16x64"], type=shape, help="BxT")
     add("--images", nargs="+", default=["no"], choices=["yes", "no"], help="64x64x3, or 8 floats")
     add("--precision", nargs="+", default=["float32"], choices=["float32", "bfloat16"])
     add("--threads", type=int, default=2, help="CPU threads")

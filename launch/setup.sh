@@ -29,7 +29,7 @@ esac
 
 # The pip that comes with Python 3.10 searches for many minutes where a newer one needs seconds.
 .venv/bin/python -m pip install -q -U pip
-# Plain pip would take the newest torch, a CUDA build of several GB, on a machine without a GPU.
+# On a machine without a GPU: the version that the numbers of launch/LOG.md are of.
 if ! .venv/bin/python -c 'import torch' 2>/dev/null && ! command -v nvidia-smi >/dev/null; then
     .venv/bin/pip install -q torch==2.13.0
 fi
