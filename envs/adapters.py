@@ -91,9 +91,6 @@ class FromGymnasium:
         self.env = env
         self.leaves = flatten_space(env.observation_space)
         self.obs_space = {key: leaf_space(space, key) for key, space in self.leaves.items()}
-        clash = set(self.obs_space) & {*steps.FLAGS, "action", "age", "episode"}
-        if clash:
-            raise ValueError(f"observation names {sorted(clash)} are taken by the step's own")
         space = env.action_space
         self.act_space = leaf_space(space, "action")
         if self.act_space.kind == "image":

@@ -20,6 +20,9 @@ Step = dict[str, Any]
 DTYPES = {"image": np.uint8, "vector": np.float32, "discrete": np.int32}
 FLAGS = ("reward", "is_first", "is_last", "is_terminal", "env_steps")
 
+# Names that records, or batches of them, use for something else.
+RESERVED = {*FLAGS, "action", "age", "episode", "plan", "carry", "carried"}
+
 
 @dataclass(frozen=True)
 class Space:
@@ -80,13 +83,35 @@ def flagged(
 ) -> Step:
     return {
         **obs,
-        # Some simulators return arrays of one number.
-        "reward": np.float32(np.asarray(reward).item()),
+        "reward": one_number(reward),
         "is_first": is_first,
         "is_last": is_last,
         "is_terminal": is_terminal,
         "env_steps": env_steps,
     }
+
+
+def one_number(reward: Any) -> np.float32:
+    """A reward, which some simulators return as an array of one number; ValueError for others."""
+    value = np.asarray(reward)
+    usable = value.size == 1 and value.dtype != object
+    if not usable or not abs(value.item()) <= np.finfo(np.float32).max:
+        raise ValueError(f"the reward is {reward!r}; expected one finite number")
+    return np.float32(value.item())
+
+
+def check_spaces(obs_space: dict[str, Space], act_space: Space) -> None:
+    """ValueError for spaces that no agent can use."""
+    taken = sorted(k for k in obs_space if k in RESERVED or k.startswith(("log/", "label/")))
+    if taken:
+        raise ValueError(f"observation names {taken} are taken by the step's own")
+    if not obs_space:
+        raise ValueError("there is no observation")
+    if act_space.kind == "image":
+        raise ValueError("the action space is an image; expected a vector or discrete numbers")
+    for name, space in {**obs_space, "action": act_space}.items():
+        if 0 in space.shape or 0 in space.classes:
+            raise ValueError(f"{name}: a space of shape {space.shape} holds no number")
 
 
 def check(key: str, value: Any, space: Space) -> np.ndarray:
@@ -97,6 +122,8 @@ def check(key: str, value: Any, space: Space) -> np.ndarray:
             f"observation {key!r} is {array.dtype} {array.shape}, its space says {space.dtype} "
             f"{space.shape}: correct the environment's observation space"
         )
+    if space.kind == "vector" and not np.isfinite(array).all():
+        raise ValueError(f"observation {key!r} is not finite: {array.tolist()}")
     if space.kind == "discrete" and not ((array >= 0) & (array < space.classes)).all():
         raise ValueError(
             f"observation {key!r} is {array.tolist()}, its space says from 0 to below "

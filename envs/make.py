@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from envs import table
-from envs.env import Env
+from envs.env import Env, check_spaces
 from envs.wrappers import ActionRepeat, TimeLimit, TruncationAsTerminal
 
 
@@ -257,6 +257,7 @@ def make_env(
     suite, name = split(task)
     more = {"labels": True} if labels and suite.labels else {}
     env = suite.make(name, repeat) if suite.repeats else suite.make(name, **more)
+    check_spaces(env.obs_space, env.act_space)
     if repeat > 1 and not suite.repeats:
         env = ActionRepeat(env, repeat)
     if time_limit:

@@ -15,9 +15,11 @@ from collections.abc import Callable
 from typing import Any
 
 import gymnasium
+import numpy as np
 
 from envs.adapters import FromGymnasium
-from envs.env import FLAGS, Env
+from envs.env import FLAGS, Env, Step, check, one_number
+from envs.wrappers import Wrapper
 
 CONTRACT = ("obs_space", "act_space", "reset", "step", "close")
 
@@ -59,6 +61,20 @@ def find(task: str) -> Callable[[], Any]:
     return made
 
 
+class Checked(Wrapper):
+    """An environment with the contract, whose records are held to its spaces."""
+
+    def reset(self, seed: int) -> Step:
+        return self.checked(self.env.reset(seed))
+
+    def step(self, action: np.ndarray) -> Step:
+        return self.checked(self.env.step(action))
+
+    def checked(self, record: Step) -> Step:
+        obs = {key: check(key, record[key], space) for key, space in self.obs_space.items()}
+        return {**record, **obs, "reward": one_number(record["reward"])}
+
+
 def build(task: str) -> Env:
     """ValueError when what comes back is neither a gymnasium environment nor an Env."""
     env = find(task)()
@@ -66,10 +82,13 @@ def build(task: str) -> Env:
         return FromGymnasium(env)
     lacks = [name for name in CONTRACT if not hasattr(env, name)]
     if not lacks:
-        lacks = sorted({*env.obs_space, *FLAGS} - set(env.reset(0)))
+        record = env.reset(0)
+        lacks = sorted({*env.obs_space, *FLAGS} - set(record))
     if lacks:
         raise ValueError(
             f"the callable made a {type(env).__name__}, which is no gymnasium.Env and lacks "
             f"{', '.join(lacks)} of the contract in envs/README.md"
         )
-    return env
+    checked = Checked(env)
+    checked.checked(record)
+    return checked

@@ -300,25 +300,34 @@ class EnvPool:
         for index, record in zip(ids, records, strict=True):
             self.last[index] = record
         self.waiting = ids
-        batch = {key: np.stack([record[key] for record in records]) for key in records[0]}
+        keys = dict.fromkeys(key for record in records for key in record)
+        # Numbers for the records of a run, `log/...`, need not be in each step.
+        batch = {key: np.stack([record.get(key, 0.0) for record in records]) for key in keys}
         batch["age"] = np.array([len(self.actions[index]) for index in ids], np.int32)
         batch["episode"] = np.array([self.episode[index] for index in ids], np.int32)
         return np.array(ids), batch
 
     def collect(self, index: int) -> Step:
         while True:
-            last = self.last[index]
+            last, again = self.last[index], index in self.rerunning
+            self.rerunning.discard(index)
+            # A whole episode takes longer than an answer.
+            patience = self.timeout * (1 + len(self.actions[index]) / 100 * again)
             try:
-                record = self.slots[index].result(self.timeout)
-                if index in self.rerunning:
-                    record, before = record
-                    if last is not None and before != checksum(last):
-                        raise SlotFailed("its episode did not come out the same after a resume")
-                    self.rerunning.remove(index)
-                return record
+                record = self.slots[index].result(patience)
+                if not again:
+                    return record
+                record, before = record
+                if last is None or before == checksum(last):
+                    return record
+                self.restarts += 1
+                log.warning(
+                    "environment %d: its episode did not come out the same after a resume and is "
+                    "cut here; it is no function of its seed",
+                    index,
+                )
             except SlotFailed as error:
-                self.rerunning.discard(index)
-                self.count_restart(index, str(error))
+                self.count_restart(index, str(error), again)
                 self.restart(index)
             if last is not None:
                 return closed(last)
@@ -334,13 +343,16 @@ class EnvPool:
                 self.early[index] = self.collect(index)
         return list(self.early.values())
 
-    def count_restart(self, index: int, why: str) -> None:
+    def count_restart(self, index: int, why: str, again: bool) -> None:
+        """`again`: while it ran an episode again, which says nothing of how often it fails."""
         now = time.monotonic()
         self.restarts += 1
+        log.warning("environment %d failed and is started again: %s", index, why)
+        if again:
+            return
         self.restart_times.append(now)
         while now - self.restart_times[0] > 3600:
             self.restart_times.popleft()
-        log.warning("environment %d failed and is started again: %s", index, why)
         if len(self.restart_times) > self.restarts_per_hour:
             raise RuntimeError(
                 f"environment {index} failed; {len(self.restart_times)} failures within an hour "

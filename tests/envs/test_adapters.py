@@ -8,7 +8,7 @@ from dm_env import specs
 from gymnasium import spaces
 
 from envs.adapters import FromDmEnv, FromGymnasium
-from envs.env import Space
+from envs.env import Space, check_spaces
 
 DISCRETE = spaces.Discrete(2)
 
@@ -152,12 +152,50 @@ def test_discrete_actions_are_shifted_and_shaped():
         (spaces.Dict({"x": spaces.Sequence(DISCRETE)}), DISCRETE, "x: a space of type Sequence"),
         (DISCRETE, spaces.Tuple([DISCRETE]), "action: a space of type Tuple"),
         (DISCRETE, spaces.Dict({"x": DISCRETE}), "action: a space of type Dict"),
-        (spaces.Dict({"reward": DISCRETE}), DISCRETE, r"\['reward'\] are taken"),
     ],
 )
 def test_other_spaces_are_refused_by_name_at_construction(observation, action, told):
     with pytest.raises(ValueError, match=told):
         FromGymnasium(Echo(observation, action, None))
+
+
+@pytest.mark.parametrize(
+    ("observations", "action", "told"),
+    [
+        ({"reward": Space("vector", (1,))}, Space("vector", (1,)), r"\['reward'\] are taken"),
+        ({"log/x": Space("vector", (1,))}, Space("vector", (1,)), r"\['log/x'\] are taken"),
+        ({}, Space("vector", (1,)), "there is no observation"),
+        (
+            {"x": Space("image", (8, 8, 0))},
+            Space("vector", (1,)),
+            "x: a space of shape .* holds no",
+        ),
+        (
+            {"x": Space("vector", (1,))},
+            Space("vector", (0,)),
+            "action: a space of shape .* holds no",
+        ),
+        ({"x": Space("vector", (1,))}, Space("image", (8, 8, 3)), "the action space is an image"),
+    ],
+)
+def test_spaces_that_no_agent_can_use_are_refused(observations, action, told):
+    with pytest.raises(ValueError, match=told):
+        check_spaces(observations, action)
+
+
+@pytest.mark.parametrize("reward", [None, np.nan, np.inf, 1e300, np.ones(2)])
+def test_a_reward_that_is_not_one_finite_number_is_named(reward):
+    env = FromGymnasium(Echo(DISCRETE, DISCRETE, 0, reward=reward))
+    env.reset(0)
+    with pytest.raises(ValueError, match=r"the reward is .* expected one finite number"):
+        env.step(np.array([1], np.int32))
+
+
+@pytest.mark.parametrize("number", [np.nan, -np.inf])
+def test_an_observation_that_is_not_finite_is_named(number):
+    env = FromGymnasium(Echo(spaces.Box(-1, 1, (2,)), DISCRETE, np.array([0, number], np.float32)))
+    with pytest.raises(ValueError, match="observation 'vector' is not finite"):
+        env.reset(0)
 
 
 def test_observations_are_copies_of_the_simulators_arrays():

@@ -9,6 +9,7 @@ from envs.make import check_task, make_env
 
 MODULE = '''
 import gymnasium
+import numpy as np
 from envs.env import Space, first
 from envs.testing import Counter
 
@@ -27,6 +28,21 @@ class Old(Counter):
         record = super().reset(seed)
         del record["env_steps"]
         return record
+
+class Bright(Counter):
+    """Frames in [0, 1], where the contract has bytes."""
+
+    def __init__(self):
+        super().__init__(image=True)
+
+    def observation(self):
+        return {**super().observation(), "image": np.full((16, 16, 3), 0.7, np.float32)}
+
+class Wanders(Counter):
+    """Leaves its space at the second step."""
+
+    def observation(self):
+        return {"vector": np.zeros(2 if self.t < 2 else 3, np.float32)}
 
 def make_nothing():
     return 5
@@ -82,8 +98,17 @@ def test_what_cannot_be_found_is_named_with_the_nearest(task, told):
     [
         ("outside_pkg.worlds:make_nothing", "made a int.*lacks obs_space"),
         ("outside_pkg.worlds:Old", "made a Old.*lacks env_steps"),
+        ("outside_pkg.worlds:Bright", "'image' is float32 .* its space says uint8"),
     ],
 )
 def test_what_is_no_environment_is_refused_at_start(task, told):
     with pytest.raises(ValueError, match=told):
         make_env(task)
+
+
+def test_a_record_that_leaves_its_space_is_refused_when_it_comes():
+    env = make_env("outside_pkg.worlds:Wanders")
+    env.reset(0)
+    env.step(np.array([1], np.int32))
+    with pytest.raises(ValueError, match=r"observation 'vector' is float32 \(3,\)"):
+        env.step(np.array([1], np.int32))

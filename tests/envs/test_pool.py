@@ -301,6 +301,61 @@ def test_an_episode_that_comes_out_otherwise_is_closed_as_truncated(pool_of, pro
     assert restored.restarts == 1
 
 
+@pytest.mark.parametrize("how", ["differs", "fails"])
+def test_many_episodes_that_do_not_come_out_the_same_do_not_end_a_resumed_run(pool_of, how):
+    make = functools.partial(Counter, 9)
+    whole = pool_of(make, 12)
+    play(whole, 4)
+    state = whole.state()
+    for last in state["last"]:
+        last["vector"][1] = 55
+    if how == "fails":  # the episode is over before its actions are
+        make = functools.partial(Counter, 2)
+    restored = pool_of(make, 12, restarts_per_hour=10)
+    restored.restore(state)
+    _, batch = restored.recv()
+    assert batch["is_last"].all()
+    assert restored.restarts == 12
+    assert not restored.restart_times
+
+
+class Slow(Counter):
+    def step(self, action):
+        time.sleep(0.02)
+        return super().step(action)
+
+
+def test_an_episode_that_runs_again_has_time_for_all_its_steps(pool_of):
+    make = functools.partial(Slow, 200)
+    whole = pool_of(make, 1)
+    play(whole, 60)
+    restored = pool_of(make, 1, processes=True)
+    restored.timeout = 1.0
+    restored.restore(whole.state())
+    _, batch = restored.recv()
+    assert (batch["vector"][0, 1], restored.restarts) == (60, 0)
+
+
+class Counted(Counter):
+    """Gives a number for the records at the end of an episode alone."""
+
+    def step(self, action):
+        step = super().step(action)
+        return {**step, "log/success": 1.0} if step["is_last"] else step
+
+
+def test_numbers_for_the_records_may_come_at_the_end_alone(pool_of):
+    pool = pool_of(functools.partial(Counted, 5, vary=True), 2)
+    seen = []
+    for _ in range(20):
+        ids, batch = pool.recv()
+        if "log/success" in batch:
+            assert (batch["log/success"] == batch["is_last"]).all()
+            seen.append(batch["is_last"].sum())
+        pool.send(ids, np.ones((len(ids), 1), np.int32))
+    assert 1 in seen  # one of the two ended, the other had no such number
+
+
 def test_an_action_that_fails_again_after_a_resume_closes_the_episode(pool_of):
     make = functools.partial(Failing, "raise", one_in=1)
     whole = pool_of(make, 1)
