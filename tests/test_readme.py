@@ -6,6 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from agent.train import main
+from agent.update import Update
 from configs.load import resolve
 from envs.make import check_task
 
@@ -119,3 +121,18 @@ def test_a_wrong_command_is_noticed(words):
 def test_the_two_commands_of_the_project_exist():
     check(["make", "train"])
     check(["make", "test"])
+
+
+def test_the_example_from_python_plays_an_episode(tmp_path, monkeypatch):
+    text = (ROOT / "agent" / "README.md").read_text()
+    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.M | re.S)
+    small = ["--size", "debug", "--precision", "float32", "--device", "cpu", "--threads", "1"]
+    small += ["--batch.size", "2", "--batch.length", "16", "--stop.updates", "1"]
+    monkeypatch.chdir(tmp_path)
+    assert main(["--task", "test_counter", "--logdir", "logs/c", *small]) == 0
+    names: dict = {}
+    exec(code, names)
+    assert names["score"] == 55  # rewards 1 to 10
+    assert names["latents"]["hz"].shape[0] == 1
+    whole = Update(names["config"], names["pool"].obs_space, names["pool"].act_space)
+    whole.load_state_dict(names["run"]["weights"])
