@@ -13,6 +13,11 @@ from agent.update import Update
 from worldmodels.world_model import tree_map
 
 
+def put(into: Any, values: Any, rows: Tensor) -> None:
+    """Write the leaves of a tree into `rows` of those of another."""
+    tree_map(lambda leaf, value: leaf.index_copy_(0, rows, value), into, values)
+
+
 class Actor:
     """Chooses actions for `count` slots; `carry` holds core state, z and action of each."""
 
@@ -49,7 +54,7 @@ class Actor:
         if every:
             self.carry = carry
         else:
-            self.put(self.carry, carry, rows)
+            put(self.carry, carry, rows)
         self.tick += 1
         # On its way, on this stream, ahead of the action, for which the host waits.
         self.x_norm = latents["x"].norm(dim=-1).to("cpu", non_blocking=True)
@@ -63,14 +68,7 @@ class Actor:
         rows = torch.as_tensor(ids, device=self.device)
         core = self.carry["core"]
         age = core["age"][rows] if "age" in core else None
-        self.put(core, self.update.world.core.initial(len(ids), age), rows)
-
-    def put(self, into: Any, values: Any, rows: Tensor) -> None:
-        if isinstance(into, dict):
-            for key in into:
-                self.put(into[key], values[key], rows)
-        else:
-            into[rows] = values
+        put(core, self.update.world.core.initial(len(ids), age), rows)
 
     def tensor(self, value: np.ndarray) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(value)).to(self.device)

@@ -29,6 +29,8 @@ def updates_due(agent_steps: int, train_ratio: float, batch_steps: int) -> int:
 
 
 class Counters:
+    patient = True  # a rank may have waited for an environment before it agrees
+
     def __init__(self, config: Config, ranks: Ranks, learner: Learner):
         self.config, self.ranks, self.learner = config, ranks, learner
         self.own_step = 0  # agent steps of the slots of this rank
@@ -48,17 +50,15 @@ class Counters:
         self.last_media = -float("inf")
         self.wall_before = 0.0  # seconds of earlier sittings
 
-    def agree(self, patient: bool = True) -> None:
-        """Tell the other ranks how far this one is, and learn what all do next.
-
-        `patient` where a rank may have waited for an environment. A run alone hears itself.
-        """
+    def agree(self) -> None:
+        """Tell the other ranks how far this one is, and learn what all do next. A run alone hears
+        itself."""
         if self.ranks.orphaned:
             self.stop = self.stop or "SIGHUP"
         told, fill = self.own_step, self.own_fill
         stop = signal.Signals[self.stop] if self.stop else 0
         own = [told, -1 if fill is None else fill, self.own_correction, int(stop), self.time_for()]
-        table = self.ranks.table([*own, round(1000 * self.wall_seconds)], patient)
+        table = self.ranks.table([*own, round(1000 * self.wall_seconds)], self.patient)
         steps, fills, corrections, stops, duties, clocks = zip(*table, strict=True)
         self.told, self.others_step = told, sum(steps) - told
         self.others_correction = sum(corrections) - own[2]

@@ -183,7 +183,7 @@ def weights_file(folder: Path) -> Path:
 
 def serve(config: Config, pipe: Any) -> None:
     """The process beside training: a file of weights in, what `measure` gives or a text out."""
-    from envs.pool import WORKER_ENVIRONMENT, leave_with_parent
+    from envs.slots import WORKER_ENVIRONMENT, leave_with_parent
 
     # The parent decides when to stop; its SIGTERM lets the pool be closed. Ctrl-C and
     # a closed terminal reach us too.

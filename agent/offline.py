@@ -13,13 +13,15 @@ from agent.loop import Loop
 
 
 class Offline(Loop):
+    patient = False  # there is no environment to wait for
+
     def number(self, run: dict[str, Any]) -> int:
         return self.learner.updates
 
     def go(self) -> None:
         self.own_fill = 0
         while True:
-            self.agree(patient=False)
+            self.agree()
             if self.over:
                 break
             self.train()

@@ -27,6 +27,8 @@ IDLE = 0.1  # seconds after which a learner without work reports
 
 
 class Overlapped(Loop):
+    patient = False  # environments are waited for in the actor's thread alone
+
     def __init__(self, *parts: Any):
         """The parts of a `Loop`; its loader draws in its threads (`exact` false)."""
         super().__init__(*parts)
@@ -77,10 +79,6 @@ class Overlapped(Loop):
     def ahead(self) -> int:
         """Agent steps of all ranks by now, if all were as fast as this one since they agreed."""
         return self.agent_step + (self.ranks.count - 1) * (self.own_step - self.told)
-
-    def agree(self, patient: bool = False) -> None:
-        # Environments are waited for in the actor's thread alone.
-        super().agree(patient)
 
     def stream(self) -> contextlib.AbstractContextManager[Any]:
         """A CUDA stream of the actor's own, so that acting need not queue behind an update."""

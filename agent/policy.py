@@ -12,6 +12,7 @@ from torch import Tensor
 
 from worldmodels import latent
 from worldmodels.encoder import one_hot
+from worldmodels.layers import within
 
 STD_RANGE = (0.1, 1.0)
 
@@ -85,9 +86,8 @@ class BoundedNormal:
         return normal.log_prob(action).sum(-1), normal.entropy().sum(-1)
 
     def taken(self, action: Tensor) -> Tensor:
-        """A sample as the environment takes it, which is what the replay holds: within [-1, 1]. The
-        gradient is scaled, not cut (DreamerV3 code, `rssm.py`)."""
-        return action / action.detach().abs().clamp(min=1)
+        """A sample as the environment takes it, which is what the replay holds."""
+        return within(action)
 
     def encode(self, action: Tensor) -> Tensor:
         return action.float()

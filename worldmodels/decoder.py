@@ -148,9 +148,3 @@ class Decoder(nn.Module):
                     for logits, index in parts
                 )
         return out
-
-    def as_observation(self, prediction: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Images (..., H, W, C) of a prediction as uint8, for pictures."""
-        return {
-            key: (prediction[key].clamp(0, 1) * 255).round().to(torch.uint8) for key in self.images
-        }

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from worldmodels.core import SequenceCore, State
-from worldmodels.layers import BlockLinear, Dense, Linear, RMSNorm, init_weight
+from worldmodels.layers import BlockLinear, Dense, Linear, RMSNorm, init_weight, within
 from worldmodels.products import LoopProduct
 
 
@@ -64,10 +64,9 @@ class GRU(SequenceCore):
     def inputs(self, u: Tensor, prepared: Prepared) -> Tensor:
         """The part of the update that does not depend on h; for (..., U), any lead shape."""
         z, action = u.split(self.widths, -1)
-        action = action / action.detach().abs().clamp(min=1)
         linear, norm = self.from_z
         z = norm(prepared.from_z(z) + linear.bias)
-        return prepared.mix_u(torch.cat([z, self.from_a(action)], -1)) + self.mix_u.bias
+        return prepared.mix_u(torch.cat([z, self.from_a(within(action))], -1)) + self.mix_u.bias
 
     def prepare(self) -> Prepared:
         layers = self.from_z[0], self.mix_u, self.from_h[0], self.mix_h, self.mix_blocks, self.gates

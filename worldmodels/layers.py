@@ -90,8 +90,14 @@ class Dense(nn.Sequential):
         super().__init__(Linear(inputs, outputs), RMSNorm(outputs, silu=True))
 
 
+def within(action: Tensor) -> Tensor:
+    """Actions divided by max(1, |a|), and their gradients too, which a clamp would cut (DreamerV3
+    code, `rssm.py`)."""
+    return action / action.detach().abs().clamp(min=1)
+
+
 class Enter(Dense):
-    """Dense on u = (z, action), (..., Z + A); actions are divided by max(1, |a|) (DreamerV3).
+    """Dense on u = (z, action), (..., Z + A), actions `within` [-1, 1].
 
     The bias is not zero at the start: an episode's first input is, and a chain of norms of zeros
     would multiply its gradient by 1/sqrt(eps) each.
@@ -104,8 +110,7 @@ class Enter(Dense):
 
     def forward(self, u: Tensor) -> Tensor:
         z, action = u.split(self.widths, -1)
-        action = action / action.detach().abs().clamp(min=1)
-        return super().forward(torch.cat([z, action], -1))
+        return super().forward(torch.cat([z, within(action)], -1))
 
 
 class Dropout(nn.Dropout):

@@ -254,22 +254,3 @@ def diag_step(
         x_reset = x.new_zeros(()) if x_reset is None else x_reset.to(dtype)
         x = torch.where(reset[:, None, None], x_reset, x)
     return torch.addcmul(torch.addcmul(b, a[..., :1, :], x), swapped(a), x.flip(-2))
-
-
-def diag_scan_reference(
-    a: Tensor,
-    b: Tensor,
-    x0: Tensor,
-    reset: Tensor | None = None,
-    x_reset: Tensor | None = None,
-) -> Tensor:
-    """The definition, step by step in complex128, traced by autograd: what tests compare with."""
-    a, b, x = as_complex(a.double()), as_complex(b.double()), as_complex(x0.double())
-    start = torch.zeros_like(x) if x_reset is None else as_complex(x_reset.double()).expand_as(x)
-    states = []
-    for t in range(b.shape[1]):
-        if reset is not None:
-            x = torch.where(reset[:, t, None], start, x)
-        x = (a if a.dim() == 1 else a[:, t]) * x + b[:, t]
-        states.append(x)
-    return as_planar(torch.stack(states, 1))

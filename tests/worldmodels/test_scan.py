@@ -10,8 +10,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from worldmodels.scan import (
+    as_complex,
+    as_planar,
     diag_scan,
-    diag_scan_reference,
     diag_step,
     doubling_backward,
     doubling_forward,
@@ -20,6 +21,19 @@ from worldmodels.scan import (
 
 N = 5
 RESETS = ["nowhere", "everywhere", "random", "first", "last", "twice in a row"]
+
+
+def diag_scan_reference(a, b, x0, reset=None, x_reset=None):
+    """The definition, step by step in complex128, traced by autograd."""
+    a, b, x = as_complex(a.double()), as_complex(b.double()), as_complex(x0.double())
+    start = torch.zeros_like(x) if x_reset is None else as_complex(x_reset.double()).expand_as(x)
+    states = []
+    for t in range(b.shape[1]):
+        if reset is not None:
+            x = torch.where(reset[:, t, None], start, x)
+        x = (a if a.dim() == 1 else a[:, t]) * x + b[:, t]
+        states.append(x)
+    return as_planar(torch.stack(states, 1))
 
 
 def resets(kind, B, T):
