@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from agent.evaluate import logged, metrics_of, serve, weights_file
+from agent.evaluate import MODES, logged, metrics_of, serve, weights_file
 from agent.logger import Logger
 from agent.published import acting_weights
 from agent.update import Update
@@ -30,6 +30,8 @@ from configs.schema import Config
 log = logging.getLogger("agent")
 
 POLL = 0.1  # seconds between two looks of a run that has ended and waits for its last evaluation
+
+LONGEST = 7200.0  # seconds that it waits: an environment may hang, or never end an episode
 
 GRACE = 10.0  # seconds that the process has to close its environments
 
@@ -79,9 +81,13 @@ class Evaluator:
             self.wait(stopped)
 
     def wait(self, stopped: Callable[[], bool]) -> None:
+        end = time.monotonic() + LONGEST
         while self.asked and not stopped():
             time.sleep(POLL)
             self.collect()
+            if self.asked and time.monotonic() > end:
+                self.end()
+                self.fail(f"not done within {LONGEST:g} s of the run's end")
 
     def begin(self, axes: dict[str, float], update: Update) -> None:
         if self.process is None:
@@ -126,10 +132,17 @@ class Evaluator:
             result = f"{error!r}{code}"
             self.end()
         if isinstance(result, str):
-            self.failed += 1
-            log.warning("evaluation at step %d failed: %s", self.asked["agent_step"], result)
-        else:
-            self.logger.evaluation(self.asked, metrics_of(result))
+            self.fail(result)
+            return
+        self.logger.evaluation(self.asked, metrics_of(result))
+        greedy, sampled = (result[mode]["mean"] for mode in MODES)
+        step = self.asked["agent_step"]
+        log.info("evaluation at step %d: greedy %.2f, sampled %.2f", step, greedy, sampled)
+        self.asked = None
+
+    def fail(self, why: str) -> None:
+        self.failed += 1
+        log.warning("evaluation at step %d failed: %s", self.asked["agent_step"], why)
         self.asked = None
 
     def stats(self) -> dict[str, float]:

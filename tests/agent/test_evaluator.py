@@ -181,6 +181,24 @@ def test_a_failed_evaluation_is_told_and_the_next_one_is_made(beside, monkeypatc
     assert [row["agent_step"] for row in results(evaluator, update, 300)] == [300]
 
 
+def test_a_run_waits_for_its_last_evaluation_only_so_long(beside, monkeypatch, caplog):
+    monkeypatch.setattr("agent.evaluator.LONGEST", 0.2)
+    evaluator, update = beside()
+    monkeypatch.setattr(evaluator, "hand_over", lambda content: None)  # it never answers
+    evaluator.finish(axes(150), update, lambda: False)
+    assert (evaluator.asked, evaluator.failed, evaluator.process) == (None, 1, None)
+    assert "not done within 0.2 s" in caplog.text
+
+
+def test_what_is_left_without_memory_is_told_apart(tmp_path, capsys):
+    start(tmp_path, "--task", "test_counter", "--stop.steps", "40").communicate(timeout=100)
+    assert main(["--logdir", str(tmp_path), "--episodes", "1", "--forget", "3"]) == 0
+    assert "without memory from step 3" in capsys.readouterr().out
+    assert json.loads((tmp_path / "evaluation.json").read_text())["forget"] == 3
+    with pytest.raises(SystemExit):
+        main(["--logdir", str(tmp_path), "--forget", "-3"])
+
+
 def test_a_full_disk_fails_the_evaluation_alone(beside, monkeypatch, caplog):
     evaluator, update = beside()
 

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -238,10 +239,15 @@ def test_evaluation_plays_exactly_n_episodes_on_seeds_of_its_own(tmp_path):
     assert shares(5, 3) == [2, 2, 1]
 
 
-def test_interval_is_students_and_one_episode_has_none():
-    mean, half = interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0])
-    assert mean == 5.5
-    assert half == pytest.approx(2.262 * 3.02765 / 10**0.5, rel=0.01)
+@pytest.mark.parametrize(
+    ("count", "t"),
+    [(2, 12.706), (3, 4.303), (4, 3.182), (5, 2.776), (6, 2.571), (7, 2.447), (10, 2.262)],
+)
+def test_interval_is_students_and_one_episode_has_none(count, t):
+    scores = [float(number) for number in range(count)]
+    mean, half = interval(scores)
+    assert mean == (count - 1) / 2
+    assert half == pytest.approx(t * statistics.stdev(scores) / count**0.5, rel=0.015)
     assert interval([3.0]) == (3.0, None)
 
 
