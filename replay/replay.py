@@ -9,11 +9,10 @@ kept state needs it), and `state` and `restore` roll the buffer back to a checkp
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 import sys
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,11 @@ from typing import Any
 import numpy as np
 
 from replay.blocks import BLOCK, Block, Damaged, Fields, Layout, Segments
+from replay.cache import Cache
 from replay.source import Source
 from replay.states import States
 
-log = logging.getLogger("replay")
-OBJECTS = 600  # bytes that Python takes to keep a decoded block, besides its arrays
 ONLINE_LIMIT = 1000  # fresh windows that wait at most; the oldest are given up
-DAMAGED_LIMIT = 100  # blocks; with more of them the disk is to be looked at first
 REDRAWS = 100  # of one row
 
 
@@ -83,7 +80,7 @@ class Replay:
             path, number = folder / "states", streams + len(more)
             self.states = States(path, state_bytes, state_every, number)
             for stream, segments in enumerate([] if resumed else more, streams):
-                self.begin_all(stream, segments)
+                self.states.begin_all(stream, segments)
         self.tails = [self.layout.empty_block() for _ in range(streams)]
         self.count = [0] * streams  # steps ever added
         self.first = [0] * streams  # first block that may be sampled
@@ -93,11 +90,7 @@ class Replay:
         self.next_fresh = [0] * streams
         # Guards counts, tails, order and fresh windows: one thread adds while others draw.
         self.cursor = threading.RLock()
-        # Guards the cache and the index of the files, which a thread that decodes looks into.
-        self.lock = threading.Lock()
-        self.cache: OrderedDict[tuple[int, int], Block] = OrderedDict()
-        self.damaged: dict[tuple[int, int], str] = {}  # blocks found so by this process
-        self.ram_blocks = max(2, ram_bytes // (BLOCK * self.layout.step_bytes + OBJECTS))
+        self.cache = Cache(self.layout, ram_bytes)
 
     def __len__(self) -> int:
         """Steps that can be sampled, those of the source included."""
@@ -135,15 +128,6 @@ class Replay:
         arrays = [array for s in segments for array in (s.offsets, s.lengths)]
         states = self.states.index_bytes if self.states else 0
         return sum(map(sys.getsizeof, arrays)) + sys.getsizeof(self.order) + states
-
-    def begin_all(self, stream: int, segments: Segments) -> None:
-        """Find the starts of a stream of the source."""
-        assert self.states is not None
-        for block in range(segments.base, segments.end):
-            ages = segments.read_plain(block)["age"].tolist()
-            for step, age in enumerate(ages, BLOCK * block):
-                if age % self.states.every == 0:
-                    self.states.begin(stream, step, age, None)
 
     def add(
         self,
@@ -183,7 +167,7 @@ class Replay:
         segments.append(self.layout.encode(tail))
         self.live_bytes += segments.lengths[-1]
         self.order.append(stream)
-        self.remember((stream, segments.end - 1), tail)
+        self.cache.put((stream, segments.end - 1), tail)
         self.tails[stream] = self.layout.empty_block()
 
     def evict(self) -> None:
@@ -203,13 +187,6 @@ class Replay:
     def sampled_bytes(self) -> int:
         """Bytes of the blocks and states that can be sampled."""
         return self.live_bytes + (self.states.bytes if self.states else 0)
-
-    def remember(self, key: tuple[int, int], block: Block) -> None:
-        with self.lock:
-            self.cache[key] = block
-            self.cache.move_to_end(key)
-            while len(self.cache) > self.ram_blocks:
-                self.cache.popitem(last=False)
 
     @property
     def longest(self) -> int:
@@ -364,33 +341,7 @@ class Replay:
             done += take
 
     def block(self, stream: int, block: int) -> Block:
-        with self.lock:
-            if (stream, block) in self.damaged:
-                raise Damaged(self.damaged[stream, block])
-            cached = self.cache.get((stream, block))
-            if cached is not None:
-                self.cache.move_to_end((stream, block))
-                return cached
-            place = self.segments_of(stream).place(block)
-        try:
-            decoded = self.segments_of(stream).read(block, place)
-        except Damaged as error:
-            self.found_damaged(stream, block, error)
-            raise
-        self.remember((stream, block), decoded)
-        return decoded
-
-    def found_damaged(self, stream: int, block: int, error: Damaged) -> None:
-        with self.lock:
-            known = (stream, block) in self.damaged
-            self.damaged[stream, block] = str(error)
-        if not known:
-            log.warning("%s; rows that need it are drawn again", error)
-        if len(self.damaged) > DAMAGED_LIMIT:
-            raise ValueError(
-                f"more than {DAMAGED_LIMIT} blocks of the replay are damaged; "
-                f"python -m replay.inspect {self.folder} names them"
-            ) from error
+        return self.cache.get((stream, block), self.segments_of(stream))
 
     def stats(self) -> dict[str, float]:
         with self.cursor:
@@ -398,8 +349,8 @@ class Replay:
                 "steps": len(self),
                 "added": self.added,
                 "disk_gb": self.bytes / 1e9,
-                "damaged": len(self.damaged),
-                "cache_gb": len(self.cache) * BLOCK * self.layout.step_bytes / 1e9,
+                "damaged": len(self.cache.damaged),
+                "cache_gb": len(self.cache) * self.cache.block_bytes / 1e9,
                 **(self.states.stats() if self.states else {}),
             }
 
@@ -478,7 +429,7 @@ class Replay:
         for stream, start in drawn or []:
             if stream < self.streams:
                 needed[stream] = min(needed[stream], start // BLOCK)
-        with self.lock:
+        with self.cache.lock:
             for segments, block in zip(self.segments, needed, strict=True):
                 segments.drop_before(block)
         if self.states:

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from replay.blocks import FULL
+from replay.blocks import BLOCK, FULL, Segments
 
 HEADER = struct.Struct("<4sIqqq")  # magic, crc32 of all behind it; stream, step, update
 MAGIC, CHECKED = b"STA1", 8
@@ -72,6 +72,14 @@ class States:
                 self.slots[stream].append(NONE if age else RESET)
             if state is not None:
                 self.put(stream, step, *state)
+
+    def begin_all(self, stream: int, segments: Segments) -> None:
+        """Find the starts of all blocks of a stream that is stored."""
+        for block in range(segments.base, segments.end):
+            ages = segments.read_plain(block)["age"].tolist()
+            for step, age in enumerate(ages, BLOCK * block):
+                if age % self.every == 0:
+                    self.begin(stream, step, age, None)
 
     def following(self, stream: int, step: int) -> int | None:
         """The first start that is not before `step`."""

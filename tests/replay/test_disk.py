@@ -301,8 +301,8 @@ def test_a_replay_with_nothing_but_damage_gives_up(counter, monkeypatch, states)
     with pytest.raises(ValueError, match=r"block \d is damaged"):
         replay.read(replay.draw(4, 20, (0, 0, 0)))
     assert replay.stats()["damaged"] == 4
-    replay.damaged.clear()
-    monkeypatch.setattr("replay.replay.DAMAGED_LIMIT", 3)
+    replay.cache.damaged.clear()
+    monkeypatch.setattr("replay.cache.DAMAGED_LIMIT", 3)
     with pytest.raises(ValueError, match="more than 3 blocks of the replay are damaged"):
         replay.read(replay.draw(4, 20, (0, 0, 0)))
 
