@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import shutil
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+
+from replay.blocks import FULL
 
 KEEP = 2
 
@@ -104,12 +107,14 @@ class Checkpoints:
                 final.rename(replaced)
             aside.rename(final)
             sync(self.folder)
+            sync(self.folder.parent)  # which may have it since today
         except (OSError, RuntimeError) as error:
+            # torch reports a failed write as a RuntimeError, with the OSError as its context.
+            numbers = [getattr(e, "errno", None) for e in (error, error.__context__)]
+            full = shutil.disk_usage(self.folder).free < 1 << 20 or set(FULL) & set(numbers)
             self.put_back()
             shutil.rmtree(aside, ignore_errors=True)
-            # torch reports a failed write as a RuntimeError, with no error number.
-            full = shutil.disk_usage(self.folder).free < 1 << 20
-            if full or getattr(error, "errno", None) == errno.ENOSPC:
+            if full:
                 raise OSError(
                     errno.ENOSPC,
                     f"disk full while writing a checkpoint to {self.folder}; the earlier ones are "
@@ -124,8 +129,17 @@ class Checkpoints:
 
     @staticmethod
     def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
-        """The parts of one checkpoint."""
+        """The parts of one checkpoint. Raises ValueError when one of them is damaged."""
         return {
-            file.stem: torch.load(file, map_location=device, weights_only=True)
-            for file in sorted(path.glob("*.pt"))
+            file.stem: Checkpoints.load_part(file, device) for file in sorted(path.glob("*.pt"))
         }
+
+    @staticmethod
+    def load_part(file: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+        try:
+            return torch.load(file, map_location=device, weights_only=True)
+        except (RuntimeError, EOFError, pickle.UnpicklingError) as error:
+            raise ValueError(
+                f"{file} is damaged; remove the folder {file.parent}, and the same command goes on "
+                f"from the checkpoint before it, where there is one"
+            ) from error

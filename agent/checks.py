@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 
 import torch
@@ -11,13 +12,17 @@ from agent import limits
 from configs import load as configs
 from configs.schema import Config
 from envs.make import cheap
+from replay.budget import fewest
+from replay.replay import Replay
 
 # May differ between a run and its resumption; everything else must agree.
 FREE_AT_RESUME = (
     *("stop.", "logdir", "log.", "eval.", "checkpoint.", "replay.ram_gb"),
     *("device", "precision", "threads", "products", "compile"),
-    *("env.timeout", "env.restarts_per_hour"),
+    *("env.timeout", "env.restarts_per_hour", "replay.capacity", "replay.disk_gb"),
 )
+# Of these, what later sittings have too without being told again: all but what is of a machine.
+LASTING = ("stop.", "log.", "eval.", "checkpoint.", "replay.", "env.")
 
 
 class RunError(ValueError):
@@ -33,14 +38,24 @@ def refused(what: str = "") -> Iterator[None]:
         raise RunError(f"{what}{error}") from error
 
 
+def named(key: str, names: tuple[str, ...]) -> bool:
+    """Whether a setting is one of `names`, or in one of the groups among them, which end in `.`."""
+    return any(key == name or (name[-1] == "." and key.startswith(name)) for name in names)
+
+
+def lasting(config: Config, saved: Config) -> Config:
+    """What `config.yaml` of a resumed run, which was `saved`, says from now on."""
+    now = configs.to_flat(config)
+    return configs.replace_flat(saved, {k: v for k, v in now.items() if named(k, LASTING)})
+
+
 def reconcile(asked: Config, saved: Config, given: set[str]) -> Config:
     """The saved configuration with what the user may change at resume.
 
     Raises RunError with a diff for anything else that was asked for explicitly or by presets.
     """
     ask, old = configs.to_flat(asked), configs.to_flat(saved)
-    free = {k for k in old if any(k == f or (f[-1] == "." and k.startswith(f))
-                                  for f in FREE_AT_RESUME)}  # fmt: skip
+    free = {key for key in old if named(key, FREE_AT_RESUME)}
     clash = [
         f"  {key}: {old[key]} in the run, {ask[key]} asked"
         for key in old
@@ -105,6 +120,45 @@ def check_ranks(config: Config, count: int) -> None:
                 f"{key} {number} is that of all ranks together and does not divide among {count}: "
                 f"choose a multiple of {count}, or start {' or '.join(map(str, fit))} ranks"
             )
+
+
+def share_of_fill(config: Config, count: int) -> int:
+    """Steps that each of `count` ranks holds before the first update."""
+    fill = config.loop.fill or config.batch.size * config.batch.length
+    return -(-fill // count)
+
+
+def fewest_steps(config: Config, count: int, held: int = 0, longest: int = 0) -> int:
+    """The smallest `replay.capacity` with which `count` ranks learn from the first update to the
+    last, beside `held` steps of `replay.from`, whose longest stream has `longest`."""
+    slots = 0 if longest >= config.batch.length else config.env.count // count
+    every = config.replay.state_every if config.replay.start == "stored" else 0
+    fill = share_of_fill(config, count) - held
+    return count * fewest(slots, config.batch.length, fill, every)
+
+
+def check_capacity(config: Config, count: int, replay: Replay, each: float) -> None:
+    """Raises RunError for a replay, still without own steps, that would be too small to learn from
+    at the start or later. A step is projected to take `each` bytes."""
+    if config.loop.mode == "offline":
+        return
+    least = fewest_steps(config, count, len(replay), replay.longest)
+    settings = config.replay
+    need = (
+        f"for {config.env.count} environments, windows of {config.batch.length} steps and a first "
+        f"update after {count * share_of_fill(config, count):,} steps"
+    )
+    if settings.capacity // count < least // count:
+        raise RunError(
+            f"replay.capacity {settings.capacity:,} is too small {need}: it must be {least:,} or "
+            f"more"
+        )
+    if 0 < settings.disk_gb * 1e9 < least * each:
+        raise RunError(
+            f"replay.disk_gb {settings.disk_gb:g}, about {int(settings.disk_gb * 1e9 / each):,} "
+            f"steps, is too small {need}: it must be {math.ceil(least * each / 1e5) / 1e4:g} or "
+            f"more"
+        )
 
 
 def check_flops(config: Config, update: int) -> None:

@@ -11,13 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from agent import auto
-from agent.checks import check_ranks, refused
+from agent.checks import check_ranks, fewest_steps, refused
 from agent.ranks import Ranks
 from agent.update import Update
 from configs import load as configs
 from configs.schema import Config
 from envs.make import cheap
-from replay.blocks import Fields
 from replay.budget import fit_capacity
 from worldmodels.cores import CORES
 
@@ -49,15 +48,18 @@ class Choices:
         check_ranks(config, count)
         return config
 
-    def by_model(self, config: Config, update: Update, spec: Fields, state_bytes: int) -> Config:
-        """`spec` are the fields of a step, `state_bytes` is the size of a stored state, or 0."""
+    def by_model(self, config: Config, update: Update, each: float) -> Config:
+        """A step of the replay is projected to take `each` bytes."""
         ranks, replay = self.ranks, config.replay
         config = self.choose(auto.choose_precision, config, update)
         explicit = "replay.capacity" in self.given
         steps = 0 if config.loop.mode == "offline" else config.stop.steps
-        wanted = replay.capacity, explicit, steps, state_bytes, replay.state_every
+        # Weights and two moments of the optimiser.
+        checkpoint = 12 * sum(weight.numel() for weight in update.parameters())
+        least = fewest_steps(config, ranks.count)
+        wanted = replay.capacity, explicit, steps, least, each, checkpoint
         with refused():
-            capacity, why = ranks.first(lambda: fit_capacity(self.folder, spec, *wanted))
+            capacity, why = ranks.first(lambda: fit_capacity(self.folder, *wanted))
         self.reasons.append(why)
         if ranks.count > 1:
             rows, slots = config.batch.size, config.env.count

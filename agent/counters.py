@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from agent.checks import share_of_fill
 from agent.learner import Learner
 from agent.pace import PICTURES, ROWS, between
 from agent.ranks import Ranks
@@ -36,8 +37,7 @@ class Counters:
         self.own_step = 0  # agent steps of the slots of this rank
         # Simulator steps received, less `repeat` for every action of theirs.
         self.own_correction = 0
-        fill = config.loop.fill or config.batch.size * config.batch.length
-        self.fill = -(-fill // self.ranks.count)
+        self.fill = share_of_fill(config, self.ranks.count)
         self.own_fill: int | None = None  # agent steps of this rank when its share was there
         # What `agree` last heard: of this rank, and of the others.
         self.told = self.others_step = self.others_correction = 0

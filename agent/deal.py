@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from replay.loader import Loader
 from worldmodels.world_model import tree_map
 
 SUMS = ("env/restarts", "usage/ram_gb", "usage/workers_ram_gb")
@@ -130,12 +131,20 @@ def rows(waiting: list[Any], rank: int, ranks: int, total: int) -> list[Any]:
     return out
 
 
+def needs(run: dict[str, Any]) -> dict[str, Any]:
+    """What a checkpoint needs of the replay: first blocks, states and windows of all streams."""
+    return {
+        **{key: run["replay"].get(key, []) for key in ("first", "states")},
+        "windows": Loader.positions(run["loader"]),
+    }
+
+
 def needed(
     run: dict[str, Any], rank: int, ranks: int
 ) -> tuple[list[int], list[Any], list[tuple[int, int]]]:
     """Of the streams of this rank, what a kept checkpoint needs: first blocks, states, windows.
 
-    run: `first` and `states`, of all streams, and `windows`, (stream, start) each.
+    run: what `needs` gave.
     """
     each = len(run["first"]) // ranks
     first, end = rank * each, (rank + 1) * each

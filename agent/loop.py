@@ -13,6 +13,7 @@ end, follows from what they agree on (`agent/counters.py`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import time
@@ -82,6 +83,8 @@ class Loop(Counters):
         self.rate_mark = (self.began, 0, 0)
         self.usage = Usage(replay.folder, learner.device)
         self.expendable = False  # what is under way was saved before, and may be lost
+        # What the kept checkpoints need of the replay, by their names.
+        self.needs: dict[str, dict[str, Any]] = {}
 
     # -- the loop ---------------------------------------------------------------------------
 
@@ -347,16 +350,22 @@ class Loop(Counters):
         self.replay.flush()
         parts = self.ranks.gather(self.state())
         self.saved = deal.join(parts) if parts else {}
-        kept = self.ranks.first(lambda: self.publish(self.saved))
+        self.ranks.first(lambda: self.publish(self.saved))
+        self.collect()
+        self.last_save = time.monotonic()
+
+    def collect(self) -> None:
+        """Delete what no kept checkpoint needs of the replay."""
+        kept = self.ranks.first(self.needed)
         mine = [deal.needed(run, self.ranks.number, self.ranks.count) for run in kept]
         self.replay.collect(
             [{"first": first, "states": states} for first, states, _ in mine],
             [pair for *_, windows in mine for pair in windows],
         )
-        self.last_save = time.monotonic()
 
     def state(self) -> dict[str, Any]:
         """The part of this rank in a run's state; `deal.join` makes one of all."""
+        loader = self.loader.state()  # first: threads that still draw take fresh windows
         return {
             "agent_step": self.own_step,
             "env_step": self.own_step * self.config.env.repeat + self.own_correction,
@@ -368,24 +377,28 @@ class Loop(Counters):
             "actor": self.actor.state(),
             "pool": self.pool.state(),
             "replay": self.replay.state(),
-            "loader": self.loader.state(),
+            "loader": loader,
             "carry": self.carry.state(),
             "flops_per_update": self.flops_per_update,
         }
 
-    def publish(self, run: dict[str, Any]) -> list[dict[str, Any]]:
-        """Write the checkpoint; what those that are kept need of the replay, by streams."""
+    def publish(self, run: dict[str, Any]) -> None:
+        """Write the checkpoint."""
         self.others_step = run["agent_step"] - self.own_step
         run["logger"] = self.logger.state()
-        self.checkpoints.save(self.number(run), {"learner": self.learner.state(), "run": run})
-        kept = [Checkpoints.load(path)["run"] for path in self.checkpoints.published()]
-        return [
-            {
-                **{key: run["replay"].get(key, []) for key in ("first", "states")},
-                "windows": Loader.positions(run["loader"]),
-            }
-            for run in kept
-        ]
+        parts = {"learner": self.learner.state(), "run": run}
+        self.needs[self.checkpoints.save(self.number(run), parts).name] = deal.needs(run)
+
+    def needed(self) -> list[dict[str, Any]]:
+        """What the checkpoints that are kept need of the replay, by streams."""
+        needs, self.needs = self.needs, {}
+        for path in self.checkpoints.published():
+            with contextlib.suppress(ValueError):  # it is damaged: none can go on from it
+                name = path.name
+                self.needs[name] = needs.get(name) or deal.needs(
+                    Checkpoints.load_part(path / "run.pt")
+                )
+        return list(self.needs.values())
 
     def restore(self, parts: dict[str, Any]) -> None:
         """Continue from the parts of a checkpoint; what was appended after it is rolled back."""
@@ -405,5 +418,6 @@ class Loop(Counters):
         self.carry.restore(run.get("carry"))
         if self.logger:
             self.logger.restore(run["logger"])
+        self.collect()  # states of a sitting that saved none
         self.pool.restore(run["pool"])
         self.rate_mark = (time.monotonic(), self.agent_step, self.learner.updates)

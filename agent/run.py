@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import logging
 import os
 import random
@@ -21,11 +20,13 @@ from agent.carry import Packing, spacing
 from agent.checkpoint import Checkpoints
 from agent.checks import (
     RunError,
+    check_capacity,
     check_device,
     check_flops,
     check_mode,
     check_ranks,
     check_threads,
+    lasting,
     reconcile,
     refused,
 )
@@ -47,6 +48,7 @@ from configs import load as configs
 from configs.mkl import choose_products
 from configs.schema import Config
 from replay.blocks import Fields
+from replay.budget import bytes_per_step
 from replay.loader import Loader
 from replay.replay import Replay
 from replay.rows import Rows
@@ -113,7 +115,8 @@ def run_folder(config: Config, given: set[str], ranks: Ranks, notice: Notice) ->
             lock.acquire(timeout=1)  # agent.status holds it for an instant
         except Timeout:
             raise RunError(
-                f"another process is training in {folder}; choose another --logdir"
+                f"another process is training in {folder}, or reads it (replay.from, "
+                f"agent.staleness): wait until it has ended, or choose another --logdir"
             ) from None
 
     ranks.first(hold)
@@ -147,11 +150,9 @@ def run_in(folder: Path, config: Config, given: set[str], ranks: Ranks, notice: 
         if by := ranks.first(lambda: limits.goes_on(folder, config.stop)):
             print(f"{folder} has ended by {by}: raise that to go on", flush=True)
             return 0
-        if config.stop != saved.stop:  # whoever looks at the run wants its limits of today
-            now = dataclasses.replace(saved, stop=config.stop)
-            ranks.first(lambda: configs.save(now, file))
         print(f"resuming {folder} from {published[-1].name}", flush=True)
-        parts = Checkpoints.load(published[-1])
+        with refused():  # it is damaged
+            parts = Checkpoints.load(published[-1])
     else:
         choices = Choices(folder, given, ranks)
         config = choices.by_machine(config)
@@ -161,6 +162,9 @@ def run_in(folder: Path, config: Config, given: set[str], ranks: Ranks, notice: 
         if parts:
             with refused():  # the replay is not what the checkpoint says
                 loop.restore(parts)
+            now = lasting(config, saved)  # whoever looks at the run wants its limits of today
+            if now != saved:
+                ranks.first(lambda: configs.save(now, file))
         del parts  # as large as the model with its optimiser
         check_flops(config, loop.flops_per_update)
         ranks.first(lambda: (folder / ERROR).unlink(missing_ok=True))  # it goes on
@@ -205,11 +209,14 @@ def assemble(
         with refused():
             every = spacing(config, update.world.core.segment)
         config = configs.replace_flat(config, {"replay.state_every": every})
+    each = bytes_per_step(spec, state_bytes, config.replay.state_every)
     if choices:
-        config = choices.by_model(config, update, spec, state_bytes)
-        choices.write(config)
+        config = choices.by_model(config, update, each)
     update.config = config
-    replay = make_replay(folder, config, ranks, spec, state_bytes)
+    replay = make_replay(folder, config, ranks, spec, state_bytes, bool(parts))
+    check_capacity(config, ranks.count, replay, each)
+    if choices:
+        choices.write(config)
     loader = make_loader(config, ranks, replay, update)
     logger = evaluator = None
     if ranks.number == 0:
@@ -238,7 +245,7 @@ def assemble(
 
 
 def make_replay(
-    folder: Path, config: Config, ranks: Ranks, spec: Fields, state_bytes: int
+    folder: Path, config: Config, ranks: Ranks, spec: Fields, state_bytes: int, resumed: bool
 ) -> Replay:
     """The shard of this rank."""
     settings = config.replay
@@ -257,9 +264,10 @@ def make_replay(
             state_every=settings.state_every,
             shard=ranks.number,
             shards=ranks.count,
+            resumed=resumed,
         )
     length = config.batch.length
-    if config.loop.mode == "offline" and not replay.ready(length):
+    if config.loop.mode == "offline" and not (resumed or replay.ready(length)):
         raise RunError(f"{settings.from_} has no window of {length} steps")
     return replay
 

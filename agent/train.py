@@ -56,8 +56,7 @@ def main(argv: list[str] | None = None) -> int:
         reason = error.strerror or ""
         if not reason.startswith("disk full"):
             reason = f"disk full: {error}; free space and run the same command to resume"
-        if first:
-            print(f"error: {reason}", file=sys.stderr)
+        print(f"error: {reason}", file=sys.stderr)  # of this rank: the others see it end only
         return 1
 
 

@@ -12,6 +12,7 @@ import io
 import keyword
 import logging
 import math
+import os
 import typing
 from collections.abc import Mapping
 from pathlib import Path
@@ -297,17 +298,32 @@ def render_flat(flat: dict[str, Any]) -> str:
 
 
 def save(config: Config, path: Path) -> None:
+    """Write all settings; the file is durable and whole, or the one before it."""
     aside = path.with_suffix(".writing")
-    aside.write_text(render(config))
+    with aside.open("w") as file:
+        file.write(render(config))
+        file.flush()
+        os.fsync(file.fileno())
     aside.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
 
 
 def load(path: Path) -> Config:
     """The configuration that `save` wrote; strict about names it does not know.
 
     A setting that is newer than the file has its default, which is to leave things as they were.
+    Raises ConfigError for what `save` did not write, such as a file that lost its content.
     """
     flat = flatten(read_yaml(path), str(path), renamed=RENAMED)
+    if "task" not in flat:
+        raise ConfigError(
+            f"{path} is damaged: it names no task; restore it from a copy, or train anew with "
+            f"another --logdir"
+        )
     newer = sorted(set(LEAVES) - set(flat))
     if newer:
         log.warning("%s is of an earlier version; at their defaults: %s", path, ", ".join(newer))

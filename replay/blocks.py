@@ -145,18 +145,31 @@ class Layout:
             )
 
 
+class Damaged(ValueError):
+    """What is on disk of a block is not what was written."""
+
+
+class TornHeader(ValueError):
+    """A file ends within its header: it holds nothing yet."""
+
+
 def read_header(path: Path, file: BinaryIO) -> tuple[dict[str, str], int]:
     """The fields of a segment, as `Layout.describe` gives them, and where its blocks start.
 
     Keys of the header that are not known are ignored. Raises ValueError when it cannot be read, is
-    of another format, or is that of another file.
+    of another format, or is that of another file; TornHeader when the file ends before it does.
     """
+    start = file.read(4)
+    length = struct.unpack("<I", start)[0] if len(start) == 4 else 4
+    text = file.read(length)
+    # With a block behind it, it is the length that is wrong.
+    if len(text) < length and MAGIC not in text:
+        raise TornHeader(f"{path} ends within its header")
     try:
-        (length,) = struct.unpack("<I", file.read(4))
-        header = json.loads(file.read(length))
+        header = json.loads(text)
         version, block, fields = header["version"], header["block"], header["fields"]
         name = segment_name(header["stream"], header["first"])
-    except (struct.error, ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise ValueError(f"{path} is damaged: its header cannot be read") from error
     if (version, block) != (VERSION, BLOCK):
         raise ValueError(
@@ -217,7 +230,8 @@ class Segments:
             raise OSError(
                 error.errno,
                 f"disk full: the replay in {self.folder} needs {len(payload):,} more bytes; free "
-                "space or lower replay.capacity, then run the same command to resume",
+                "space and run the same command to resume, with a lower --replay.capacity if it "
+                "would not last",
             ) from error
         self.offsets.append(start + len(prefix) + HEADER.size)
         self.lengths.append(len(payload))
@@ -243,6 +257,9 @@ class Segments:
                 written += os.write(self.writing, data[written:])
         except OSError:
             os.ftruncate(self.writing, start)
+            if start == 0:
+                self.close()
+                self.path(self.end).unlink()
             raise
         self.bytes += len(data)
 
@@ -258,16 +275,21 @@ class Segments:
         return self.path(block), self.offsets[index] - HEADER.size, size
 
     def read(self, block: int, place: tuple[Path, int, int]) -> Block:
-        """Decode a block. Raises ValueError when what is on disk is not what was written."""
+        """Decode a block. Raises Damaged when what is on disk is not what was written."""
         path, offset, size = place
-        with path.open("rb", buffering=0) as file:
-            data = os.pread(file.fileno(), size, offset)
+        try:
+            with path.open("rb", buffering=0) as file:
+                data = os.pread(file.fileno(), size, offset)
+        except OSError as error:
+            if error.errno != errno.EIO:
+                raise
+            data = b""  # a bad sector
         payload = data[HEADER.size :]
         expected = HEADER.pack(MAGIC, block, size - HEADER.size, zlib.crc32(payload))
         if len(data) < size or data[: HEADER.size] != expected:
-            raise ValueError(
-                f"{path}: block {block} is damaged; restore this file from a copy, or start anew "
-                "in another folder"
+            raise Damaged(
+                f"{path}: block {block} is damaged; restore this file from a copy when the run "
+                "has ended"
             )
         return self.layout.decode(payload)
 
@@ -277,6 +299,12 @@ class Segments:
         with path.open("rb", buffering=0) as file:
             size = BLOCK * self.layout.plain.itemsize
             return self.layout.decode_plain(os.pread(file.fileno(), size, offset + HEADER.size))
+
+    def checksum(self, block: int) -> int:
+        """Of a block's payload, as its header says."""
+        path, offset, _ = self.place(block)
+        with path.open("rb", buffering=0) as file:
+            return HEADER.unpack(os.pread(file.fileno(), HEADER.size, offset))[3]
 
     def flush(self) -> None:
         if self.writing is not None:
@@ -344,7 +372,10 @@ class Segments:
         offsets, lengths = array("Q"), array("I")
         with path.open("rb", buffering=0) as file:
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
-            described, offset = read_header(path, file)
+            try:
+                described, offset = read_header(path, file)
+            except TornHeader:  # nothing is there: at the end of a stream as in front of a gap
+                return offsets, lengths, 0
             self.layout.check(described, path)
             size = os.fstat(file.fileno()).st_size
             for block in range(number, min(end, number + BLOCKS_PER_SEGMENT)):

@@ -27,7 +27,7 @@ from typing import Any, BinaryIO
 
 import zstandard
 
-from replay.blocks import BLOCK, HEADER, MAGIC, Layout, read_header
+from replay.blocks import BLOCK, HEADER, MAGIC, Layout, TornHeader, read_header
 from replay.source import find_replay
 
 THREADS = 4
@@ -120,8 +120,8 @@ def read_file(path: Path, quick: bool) -> File:
             found.fields, offset = read_header(path, file)
             file.seek(0)
             read_blocks(found, file, offset, quick)
-    except FileNotFoundError:
-        pass  # a run that is alive has no more need of it
+    except (FileNotFoundError, TornHeader):
+        pass  # a run that is alive has no more need of it, or has only begun it
     except (ValueError, OSError) as error:
         found.problems.append(str(error))
     return found

@@ -109,7 +109,7 @@ class Loader:
             self.rows.next = [(stream, start) for stream, start in state["rows"]]
         for update, pairs in state["waiting"]:
             positions = [(stream, start) for stream, start in pairs]
-            draw = self.replay.locate(positions, self.length)
+            draw = self.replay.locate(positions, self.length, (*self.key, 0, update))
             self.waiting.append((update, self.threads.submit(self.read, draw)))
 
     def close(self) -> None:

@@ -8,22 +8,24 @@ kept state needs it), and `state` and `restore` roll the buffer back to a checkp
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from replay.blocks import BLOCK, Block, Fields, Layout, Segments
+from replay.blocks import BLOCK, Block, Damaged, Fields, Layout, Segments
+from replay.cache import Cache
 from replay.source import Source
 from replay.states import States
 
-OBJECTS = 600  # bytes that Python takes to keep a decoded block, besides its arrays
 ONLINE_LIMIT = 1000  # fresh windows that wait at most; the oldest are given up
+REDRAWS = 100  # of one row
 
 
 @dataclass
@@ -33,6 +35,9 @@ class Draw:
     positions: list[tuple[int, int]]  # (stream, first step)
     length: int
     tails: dict[tuple[int, int], Block] = field(default_factory=dict)
+    # What a row with a damaged block is drawn again by, and from; without them it is an error.
+    key: tuple[int, ...] = ()
+    spans: list[tuple[int, int]] = field(default_factory=list)
 
 
 class Replay:
@@ -50,6 +55,7 @@ class Replay:
         state_every: int = 0,
         shard: int = 0,
         shards: int = 1,
+        resumed: bool = False,
     ):
         """What is in `folder` counts only after `restore`. Processes may share it as `shards` of
         equally many streams, `shard` the number of this one's.
@@ -59,7 +65,7 @@ class Replay:
         source: another replay, see `replay/source.py`; its streams are numbered behind one's own,
         and neither capacity nor disk_bytes counts them. Raises ValueError when it cannot be used.
         state_bytes, state_every: of the states that windows start from, see `replay/states.py`; 0:
-        windows start anywhere, without one.
+        windows start anywhere, without one. resumed: `restore` follows, so nothing is looked for.
         """
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.layout = folder, Layout(fields)
@@ -73,8 +79,8 @@ class Replay:
             more = self.source.segments if self.source else []
             path, number = folder / "states", streams + len(more)
             self.states = States(path, state_bytes, state_every, number)
-            for stream, segments in enumerate(more, streams):
-                self.begin_all(stream, segments)
+            for stream, segments in enumerate([] if resumed else more, streams):
+                self.states.begin_all(stream, segments)
         self.tails = [self.layout.empty_block() for _ in range(streams)]
         self.count = [0] * streams  # steps ever added
         self.first = [0] * streams  # first block that may be sampled
@@ -84,10 +90,7 @@ class Replay:
         self.next_fresh = [0] * streams
         # Guards counts, tails, order and fresh windows: one thread adds while others draw.
         self.cursor = threading.RLock()
-        # Guards the cache and the index of the files, which a thread that decodes looks into.
-        self.lock = threading.Lock()
-        self.cache: OrderedDict[tuple[int, int], Block] = OrderedDict()
-        self.ram_blocks = max(2, ram_bytes // (BLOCK * self.layout.step_bytes + OBJECTS))
+        self.cache = Cache(self.layout, ram_bytes)
 
     def __len__(self) -> int:
         """Steps that can be sampled, those of the source included."""
@@ -125,15 +128,6 @@ class Replay:
         arrays = [array for s in segments for array in (s.offsets, s.lengths)]
         states = self.states.index_bytes if self.states else 0
         return sum(map(sys.getsizeof, arrays)) + sys.getsizeof(self.order) + states
-
-    def begin_all(self, stream: int, segments: Segments) -> None:
-        """Find the starts of a stream of the source."""
-        assert self.states is not None
-        for block in range(segments.base, segments.end):
-            ages = segments.read_plain(block)["age"].tolist()
-            for step, age in enumerate(ages, BLOCK * block):
-                if age % self.states.every == 0:
-                    self.states.begin(stream, step, age, None)
 
     def add(
         self,
@@ -173,7 +167,7 @@ class Replay:
         segments.append(self.layout.encode(tail))
         self.live_bytes += segments.lengths[-1]
         self.order.append(stream)
-        self.remember((stream, segments.end - 1), tail)
+        self.cache.put((stream, segments.end - 1), tail)
         self.tails[stream] = self.layout.empty_block()
 
     def evict(self) -> None:
@@ -194,12 +188,10 @@ class Replay:
         """Bytes of the blocks and states that can be sampled."""
         return self.live_bytes + (self.states.bytes if self.states else 0)
 
-    def remember(self, key: tuple[int, int], block: Block) -> None:
-        with self.lock:
-            self.cache[key] = block
-            self.cache.move_to_end(key)
-            while len(self.cache) > self.ram_blocks:
-                self.cache.popitem(last=False)
+    @property
+    def longest(self) -> int:
+        """Steps of the stream that has most."""
+        return max(n - BLOCK * first for n, first in zip(*self.ranges(), strict=True))
 
     def ready(self, length: int) -> bool:
         """Whether at least one window of `length` steps exists."""
@@ -207,12 +199,16 @@ class Replay:
             return any(low < high for low, high in self.starts(length))
 
     def starts(self, length: int) -> list[tuple[int, int]]:
-        """Of every stream the starts of windows, from a number up to another: steps, or numbers of
-        `States` where windows start at states alone."""
-        firsts = [(BLOCK * first, n - length) for n, first in zip(*self.ranges(), strict=True)]
-        if self.states:
-            return [self.states.span(stream, *pair) for stream, pair in enumerate(firsts)]
-        return [(first, max(first, last + 1)) for first, last in firsts]
+        """Of every stream the steps from which windows start, from one up to another. Where windows
+        start at states alone, each stands for the last state that is not behind it."""
+        out = []
+        for stream, (n, block) in enumerate(zip(*self.ranges(), strict=True)):
+            first: int | None = BLOCK * block
+            if self.states:
+                first = self.states.following(stream, BLOCK * block)
+            first = n if first is None else first
+            out.append((first, max(first, n - length + 1)))
+        return out
 
     def holds(self, stream: int, start: int, length: int) -> bool:
         """Whether all steps of a window can be sampled."""
@@ -224,42 +220,49 @@ class Replay:
     ) -> Draw:
         """`count` windows of `length` steps, a function of `key` and of what is stored.
 
-        `key` is (seed, ..., update). Windows are uniform over all starts of all streams (over those
-        of `States`, where there are any), but for
-        the first rows, at most half of them, which are fresh: the consecutive windows of each
-        stream, each drawn once, soon after it is complete (the online queue of the public code of
-        DreamerV3, which does not bound its share). `online` overrides the constructor's. Raises
-        ValueError when no stream is long enough.
+        `key` is (seed, ..., update). Windows start at a step that is uniform over all streams, or
+        at the last of the `States` that is not behind it, where there are any; but for the first
+        rows, at most half of them, which are fresh: the consecutive windows of each stream, each
+        drawn at most once, the oldest first (the online queue of the public code of DreamerV3,
+        which does not bound its share). `online` overrides the constructor's. Raises ValueError
+        when no stream is long enough.
         """
         with self.cursor:
-            return self.locate(self.choose(count, length, key, online), length)
+            return self.locate(self.choose(count, length, key, online), length, key)
 
     def choose(
         self, count: int, length: int, key: tuple[int, ...], online: bool | None
     ) -> list[tuple[int, int]]:
         spans = self.starts(length)
-        starts = np.array([high - low for low, high in spans])
-        # Each shard stands for all of them beside a source, which every one has whole.
-        weight = np.where(np.arange(len(starts)) < self.streams, self.shards, 1)
-        edges = np.cumsum(weight * starts)
-        if not edges[-1]:
-            longest = max(n - BLOCK * f for n, f in zip(*self.ranges(), strict=True))
+        if not any(low < high for low, high in spans):
             raise ValueError(
-                f"no stream holds {length} consecutive steps (the longest holds {longest}); "
+                f"no stream holds {length} consecutive steps (the longest holds {self.longest}); "
                 "add more steps or draw shorter windows"
             )
         positions = []
         if self.online if online is None else online:
             positions = self.fresh_windows(count // 2, length)
+        return positions + self.uniform(count - len(positions), spans, key)
+
+    def uniform(
+        self, count: int, spans: list[tuple[int, int]], key: tuple[int, ...]
+    ) -> list[tuple[int, int]]:
+        """Windows that start within `spans`, which `starts` gave."""
+        starts = np.array([high - low for low, high in spans])
+        # Each shard stands for all of them beside a source, which every one has whole.
+        weight = np.where(np.arange(len(starts)) < self.streams, self.shards, 1)
+        edges = np.cumsum(weight * starts)
         # The number of keys is one of them, since a seed sequence does not see zeros at its end.
         random = np.random.Generator(np.random.Philox(np.random.SeedSequence([len(key), *key])))
-        index = random.integers(edges[-1], size=count - len(positions))
+        index = random.integers(edges[-1], size=count)
         stream = np.searchsorted(edges, index, side="right")
         offset = (index - (edges - weight * starts)[stream]) // weight[stream]
+        out = []
         for s, start in zip(stream.tolist(), offset.tolist(), strict=True):
-            number = spans[s][0] + start
-            positions.append((s, self.states.steps[s][number] if self.states else number))
-        return positions
+            step = spans[s][0] + start
+            state = self.states.upto(s, step) if self.states else step
+            out.append((s, step if state is None else state))
+        return out
 
     def fresh_windows(self, most: int, length: int) -> list[tuple[int, int]]:
         for stream, count in enumerate(self.count):
@@ -284,10 +287,14 @@ class Replay:
         start = self.states.upto(stream, following)
         return following if start is None else start
 
-    def locate(self, positions: list[tuple[int, int]], length: int) -> Draw:
-        """A Draw of given positions; holds on to the tails, so that it can be read later."""
-        draw = Draw(positions, length)
+    def locate(
+        self, positions: list[tuple[int, int]], length: int, key: tuple[int, ...] = ()
+    ) -> Draw:
+        """A Draw of given positions; holds on to the tails, so that it can be read later. With a
+        `key` its rows whose blocks are damaged are drawn again, from what is stored now."""
+        draw = Draw(positions, length, key=key)
         with self.cursor:
+            draw.spans = self.starts(length) if key else []
             for stream, start in positions:
                 if stream >= self.streams:
                     continue  # the source has no tails
@@ -301,33 +308,40 @@ class Replay:
     def read(self, draw: Draw) -> dict[str, np.ndarray]:
         """The steps of a draw, every array (B, T, ...). Safe beside `add` in another thread.
 
-        Raises ValueError when a block is damaged or gone.
+        A row with a damaged block is another one afterwards, in `draw.positions` too: it follows
+        from the key of the draw, what was stored then, and the damage. Raises Damaged for a draw
+        that `locate` made without a key, and ValueError when a block is gone, or too many are
+        damaged.
         """
-        length = draw.length
-        out = self.layout.empty(len(draw.positions), length)
-        for row, (stream, start) in enumerate(draw.positions):
-            done = 0
-            while done < length:
-                block, skip = divmod(start + done, BLOCK)
-                take = min(BLOCK - skip, length - done)
-                source = draw.tails.get((stream, block)) or self.block(stream, block)
-                for key, value in source.items():
-                    out[key][row, done : done + take] = value[skip : skip + take]
-                done += take
+        out = self.layout.empty(len(draw.positions), draw.length)
+        for row in range(len(draw.positions)):
+            for again in itertools.count(1):
+                try:
+                    self.read_row(draw, row, out)
+                    break
+                except Damaged:
+                    if not draw.key or again > REDRAWS:
+                        raise
+                    key = (*draw.key, row, again)
+                    other = self.uniform(1, draw.spans, key)
+                    draw.positions[row : row + 1] = other
+                    draw.tails.update(self.locate(other, draw.length).tails)
         plain = out.pop("plain")
         out.update({key: np.ascontiguousarray(plain[key]) for key in self.layout.plain.names})
         return out
 
+    def read_row(self, draw: Draw, row: int, out: Block) -> None:
+        (stream, start), length, done = draw.positions[row], draw.length, 0
+        while done < length:
+            block, skip = divmod(start + done, BLOCK)
+            take = min(BLOCK - skip, length - done)
+            source = draw.tails.get((stream, block)) or self.block(stream, block)
+            for key, value in source.items():
+                out[key][row, done : done + take] = value[skip : skip + take]
+            done += take
+
     def block(self, stream: int, block: int) -> Block:
-        with self.lock:
-            cached = self.cache.get((stream, block))
-            if cached is not None:
-                self.cache.move_to_end((stream, block))
-                return cached
-            place = self.segments_of(stream).place(block)
-        decoded = self.segments_of(stream).read(block, place)
-        self.remember((stream, block), decoded)
-        return decoded
+        return self.cache.get((stream, block), self.segments_of(stream))
 
     def stats(self) -> dict[str, float]:
         with self.cursor:
@@ -335,7 +349,8 @@ class Replay:
                 "steps": len(self),
                 "added": self.added,
                 "disk_gb": self.bytes / 1e9,
-                "cache_gb": len(self.cache) * BLOCK * self.layout.step_bytes / 1e9,
+                "damaged": len(self.cache.damaged),
+                "cache_gb": len(self.cache) * self.cache.block_bytes / 1e9,
                 **(self.states.stats() if self.states else {}),
             }
 
@@ -414,7 +429,7 @@ class Replay:
         for stream, start in drawn or []:
             if stream < self.streams:
                 needed[stream] = min(needed[stream], start // BLOCK)
-        with self.lock:
+        with self.cache.lock:
             for segments, block in zip(self.segments, needed, strict=True):
                 segments.drop_before(block)
         if self.states:

@@ -30,4 +30,4 @@ class Rows:
                 for here, jump in zip(follow, jumps, strict=True)
             ]
             self.next = [(stream, start + length) for stream, start in positions]
-            return replay.locate(positions, length)
+            return replay.locate(positions, length, key)

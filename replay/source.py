@@ -58,22 +58,29 @@ class Source:
             ) from None
 
     def state(self) -> list[list[int]]:
-        """First block and end of every stream."""
-        return [[segments.base, segments.end] for segments in self.segments]
+        """First block and end of every stream, and the checksum of its last block."""
+        return [[s.base, s.end, s.checksum(s.end - 1)] for s in self.segments]
 
     def restore(self, state: list[list[int]]) -> None:
         """Back to the blocks of `state`, should there be more by now. Raises ValueError."""
-        kept = zip(self.segments, state, strict=False)
-        if len(self.segments) < len(state) or any(
-            not s.base <= base < end <= s.end for s, (base, end) in kept
-        ):
+        held = [[base, end] for base, end, *_ in state]
+        there = [[segments.base, segments.end] for segments in self.segments]
+        kept = zip(held, there, strict=False)
+        if len(there) < len(held) or any(not b <= base < end <= e for (base, end), (b, e) in kept):
             raise ValueError(
-                f"{self.folder} held blocks {state} of its streams when this run began, but "
-                f"{self.state()} are there; put its files back, or start in a new folder"
+                f"{self.folder} held blocks {held} of its streams when this run began, but "
+                f"{there} are there; put its files back, or start in a new folder"
             )
         self.segments = self.segments[: len(state)]
-        for segments, (base, end) in zip(self.segments, state, strict=True):
+        # Earlier versions kept no checksum.
+        for segments, (base, end, *checksum) in zip(self.segments, state, strict=True):
             segments.narrow(base, end)
+            if checksum and checksum[0] != segments.checksum(end - 1):
+                raise ValueError(
+                    f"{self.folder} was written anew since this run began: block {end - 1} of "
+                    f"stream {segments.stream} is another; put its files back, or start in a new "
+                    f"folder"
+                )
 
     def close(self) -> None:
         if self.lock is not None:

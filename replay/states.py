@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from replay.blocks import FULL
+from replay.blocks import BLOCK, FULL, Segments
 
 HEADER = struct.Struct("<4sIqqq")  # magic, crc32 of all behind it; stream, step, update
 MAGIC, CHECKED = b"STA1", 8
@@ -73,12 +73,19 @@ class States:
             if state is not None:
                 self.put(stream, step, *state)
 
-    def span(self, stream: int, first: int, last: int) -> tuple[int, int]:
-        """Numbers of the starts from `first` to `last`, the second one excluded."""
+    def begin_all(self, stream: int, segments: Segments) -> None:
+        """Find the starts of all blocks of a stream that is stored."""
+        for block in range(segments.base, segments.end):
+            ages = segments.read_plain(block)["age"].tolist()
+            for step, age in enumerate(ages, BLOCK * block):
+                if age % self.every == 0:
+                    self.begin(stream, step, age, None)
+
+    def following(self, stream: int, step: int) -> int | None:
+        """The first start that is not before `step`."""
         with self.lock:
-            steps = self.steps[stream]
-            low = bisect_left(steps, first)
-            return low, max(low, bisect_right(steps, last))
+            index = bisect_left(self.steps[stream], step)
+            return self.steps[stream][index] if index < len(self.steps[stream]) else None
 
     def upto(self, stream: int, step: int) -> int | None:
         """The last start that is not behind `step`."""
@@ -113,7 +120,7 @@ class States:
             index = self.find(stream, step)
             if index is None:
                 return
-            slot = self.free.pop() if self.free else self.used
+            slot = self.free[-1] if self.free else self.used
             checked = struct.pack("<qqq", stream, step, update) + state
             data = MAGIC + struct.pack("<I", zlib.crc32(checked)) + checked
             try:
@@ -127,8 +134,11 @@ class States:
                 raise OSError(
                     error.errno,
                     f"disk full: the states in {self.path} need {len(data):,} more bytes; free "
-                    "space or lower replay.capacity, then run the same command to resume",
+                    "space and run the same command to resume, with a lower --replay.capacity if "
+                    "it would not last",
                 ) from error
+            if self.free:
+                self.free.pop()
             self.used = max(self.used, slot + 1)
             self.release(self.slots[stream][index])
             self.slots[stream][index] = slot

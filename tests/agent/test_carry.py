@@ -206,9 +206,9 @@ def rows(folder):
 @pytest.mark.parametrize(("core", "mode"), RESUMED)
 def test_every_start_resumes_bit_for_bit(tmp_path, core, mode):
     """Also after steps and their states were evicted, and states refreshed and written over."""
-    flags = ("--core", core, "--replay.start", mode, "--replay.capacity", "128")
-    whole = ran(tmp_path / "whole", *flags, "--stop.steps", "160")
-    for steps in ("90", "160"):
+    flags = ("--core", core, "--replay.start", mode, "--replay.capacity", "176")
+    whole = ran(tmp_path / "whole", *flags, "--stop.steps", "260")
+    for steps in ("200", "260"):
         parts = ran(tmp_path / "parts", *flags, "--stop.steps", steps)
     assert whole["learner"]["updates"] == parts["learner"]["updates"] > 15
     for key, value in whole["learner"]["model"].items():

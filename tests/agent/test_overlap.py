@@ -87,6 +87,46 @@ def actors():
     return [thread for thread in threading.enumerate() if thread.name.startswith("actor")]
 
 
+def test_a_state_has_the_fresh_windows_that_its_waiting_batches_have_not(make, monkeypatch):
+    loop = make("--loop.mode", "overlapped")
+    for _ in range(60):
+        Loop.tick(loop)
+    slow(monkeypatch, loop.replay, "draw", 0.1)
+    loop.loader.next(0)
+    state = loop.state()
+    assert [update for update, _ in state["loader"]["waiting"]] == [1, 2]
+    assert state["replay"]["fresh"] == [list(item) for item in loop.replay.fresh]
+    drawn = {tuple(pair) for _, pairs in state["loader"]["waiting"] for pair in pairs[:1]}
+    assert not drawn & {tuple(pair) for pair in state["replay"]["fresh"]}
+
+
+def test_a_save_reads_no_checkpoint_and_a_resumed_run_of_each_no_more_than_its_needs(
+    make, monkeypatch
+):
+    read, collected, load = [], [], Checkpoints.load_part
+    monkeypatch.setattr(
+        Checkpoints, "load_part", lambda path, *more: (read.append(path), load(path, *more))[1]
+    )
+    loop = make("--loop.mode", "lockstep", steps=60)
+    for _ in range(3):
+        loop.save()
+        loop.tick()
+    collect = Replay.collect
+    monkeypatch.setattr(
+        Replay, "collect", lambda *args: (collected.append(args[1]), collect(*args))[1]
+    )
+    loop.save()
+    assert not read
+    again = make("--loop.mode", "lockstep", steps=60)
+    # What is being resumed is read whole, and the other one for its needs.
+    assert [path.name for path in read] == ["learner.pt", "run.pt", "run.pt", "run.pt"]
+    before, after = collected
+    assert [need["first"] for need in before] == [need["first"] for need in after]
+    assert len(before) == 2
+    again.save()
+    assert len(read) == 4
+
+
 @pytest.mark.parametrize("ratio", ["0.5", "8", "64"])
 def test_a_run_makes_exactly_the_updates_of_lockstep(make, ratio):
     runs = {}

@@ -1,5 +1,6 @@
 """Whole runs through the command line's own entry: resume, signals, refusals, evaluation."""
 
+import errno
 import json
 import os
 import signal
@@ -264,6 +265,30 @@ def test_a_full_disk_leaves_the_earlier_checkpoint_good(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert [path.name for path in tmp_path.iterdir()] == ["000000000001"]
     assert Checkpoints.load(checkpoints.published()[-1]) == {"run": {"step": 1}}
+
+
+@pytest.mark.parametrize("size", [1, 10**6])  # what a buffer holds, and what torch itself writes
+def test_a_full_disk_is_known_by_the_write_that_failed(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(Path, "open", lambda path, mode: open("/dev/full", mode))  # noqa: SIM115
+    with pytest.raises(OSError, match="disk full while writing a checkpoint") as caught:
+        Checkpoints(tmp_path).save(1, {"run": {"tensor": torch.zeros(size)}})
+    assert caught.value.errno == errno.ENOSPC
+
+
+def test_another_failure_of_a_write_is_no_full_disk(tmp_path, monkeypatch):
+    def fail(*args):
+        raise RuntimeError("something else")
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(RuntimeError, match="something else"):
+        Checkpoints(tmp_path).save(1, {"run": {}})
+
+
+def test_a_first_checkpoint_is_durable_with_the_folder_it_lies_in(tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr("agent.checkpoint.sync", synced.append)
+    Checkpoints(tmp_path / "checkpoints").save(1, {"run": {}})
+    assert synced[-2:] == [tmp_path / "checkpoints", tmp_path]
 
 
 def test_a_look_at_a_run_leaves_what_it_is_writing(tmp_path):

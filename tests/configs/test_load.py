@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import os
 
 import pytest
 
@@ -220,6 +221,23 @@ def test_saved_config_reloads_equal(tmp_path):
         load.save(config, path)
         assert load.load(path) == config
     assert [file.name for file in tmp_path.iterdir()] == ["config.yaml"]
+
+
+def test_saved_file_is_durable_with_its_name_and_one_without_content_is_refused(
+    tmp_path, monkeypatch, yaml_file
+):
+    synced, sync = [], os.fsync
+
+    def watched(file):
+        synced.append(os.readlink(f"/proc/self/fd/{file}"))
+        sync(file)
+
+    monkeypatch.setattr(os, "fsync", watched)
+    load.save(resolve([]), tmp_path / "config.yaml")
+    assert synced == [str(tmp_path / "config.writing"), str(tmp_path)]
+    for text in ("", "seed: 3\n"):
+        with pytest.raises(ConfigError, match=r"config\.yaml is damaged: it names no task"):
+            load.load(yaml_file(text))
 
 
 def test_saved_file_of_an_earlier_version_has_the_defaults_of_newer_settings(yaml_file, caplog):

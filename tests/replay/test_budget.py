@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from replay.budget import bytes_per_step, fit_capacity
+from replay.budget import bytes_per_step, fewest, fit_capacity
 
 FIELDS = {
     "image": (np.dtype(np.uint8), (64, 64, 3)),
@@ -14,6 +14,7 @@ FIELDS = {
     "is_first": (np.dtype(bool), ()),
 }
 VECTOR = {"vector": (np.dtype(np.float32), (24,)), "reward": (np.dtype(np.float32), ())}
+LEAST, EACH = 10_000, 100
 
 
 @pytest.fixture
@@ -28,24 +29,24 @@ def disk(monkeypatch):
 
 def test_images_count_as_compressed_and_the_rest_as_it_is():
     assert bytes_per_step(FIELDS) == pytest.approx(12288 / 3.4 + 5)
-    assert bytes_per_step(VECTOR) == 100
+    assert bytes_per_step(VECTOR) == EACH == 100
 
 
 def test_what_fits_is_left_as_it_is(disk, tmp_path):
     disk(1e12)
-    capacity, line = fit_capacity(tmp_path, FIELDS, 10_000_000, False, 10**9)
+    capacity, line = fit_capacity(tmp_path, 10**7, False, 10**9, LEAST, bytes_per_step(FIELDS))
     assert capacity == 10_000_000
     assert "10,000,000 steps of 3,619 bytes are 36.2 GB; 950.0 GB of the disk" in line
 
 
 def test_a_short_run_needs_only_its_own_steps(disk, tmp_path):
     disk(3e9)
-    assert fit_capacity(tmp_path, FIELDS, 10_000_000, True, 100_000)[0] == 10_000_000
+    assert fit_capacity(tmp_path, 10**7, True, 100_000, LEAST, 3619)[0] == 10**7
 
 
 def test_the_default_shrinks_to_what_fits(disk, tmp_path):
     disk(10e9)  # 2 GB stay free: 8 GB / 100 bytes
-    capacity, line = fit_capacity(tmp_path, VECTOR, 100_000_000, False, 10**9)
+    capacity, line = fit_capacity(tmp_path, 10**8, False, 10**9, LEAST, EACH)
     assert capacity == 80_000_000
     assert line.endswith("the capacity is lowered to 80,000,000 steps")
 
@@ -53,18 +54,42 @@ def test_the_default_shrinks_to_what_fits(disk, tmp_path):
 def test_an_explicit_capacity_that_does_not_fit_is_refused(disk, tmp_path):
     disk(10e9)
     with pytest.raises(ValueError, match=r"free space, .*what fits: 80,000,000 steps"):
-        fit_capacity(tmp_path, VECTOR, 100_000_000, True, 10**9)
+        fit_capacity(tmp_path, 10**8, True, 10**9, LEAST, EACH)
 
 
 def test_a_full_disk_is_refused_even_by_default(disk, tmp_path):
     disk(1e9)
     with pytest.raises(ValueError, match=r"0\.0 GB of the disk"):
-        fit_capacity(tmp_path, VECTOR, 100_000_000, False, 10**9)
+        fit_capacity(tmp_path, 10**8, False, 10**9, LEAST, EACH)
 
 
-def test_states_are_counted_twice_over_their_steps(disk, tmp_path):
-    disk(10e9)
-    # A vector's step is 100 bytes; 2 * (32 + 768) / 16 = 100 more.
-    capacity, line = fit_capacity(tmp_path, VECTOR, 100_000_000, False, 10**9, 768, 16)
-    assert capacity == 40_000_000
-    assert "of 200 bytes" in line
+def test_less_than_the_least_is_refused_even_by_default(disk, tmp_path):
+    disk(2e9 + 999_900)
+    with pytest.raises(ValueError, match=r"what fits: 9,999 steps"):
+        fit_capacity(tmp_path, 10**8, False, 10**9, LEAST, EACH)
+    assert fit_capacity(tmp_path, 10**8, False, 10**9, 9999, EACH)[0] == 9999
+
+
+def test_three_checkpoints_have_room(disk, tmp_path):
+    disk(10e9)  # less 2 GB, and three times one
+    assert fit_capacity(tmp_path, 10**8, False, 10**9, LEAST, EACH, 10**9)[0] == 50_000_000
+
+
+def test_states_are_counted_twice_over_their_steps():
+    assert bytes_per_step(VECTOR, 768, 16) == 100 + 2 * (32 + 768) / 16
+
+
+@pytest.mark.parametrize(("length", "fill"), [(1, 1), (10, 300), (33, 1), (100, 700)])
+@pytest.mark.parametrize("state_every", [0, 4])
+def test_the_fewest_steps_are_enough_for_the_fill_and_then_always_hold_a_window(
+    counter, length, fill, state_every
+):
+    streams, filled = 3, False
+    more = {"state_bytes": 8, "state_every": 4} if state_every else {}
+    capacity = fewest(streams, length, fill, state_every)
+    replay = counter.make(streams=streams, capacity=capacity, **more)
+    for _ in range(capacity):
+        counter.fill(replay, 1)
+        filled = filled or (len(replay) >= fill and replay.ready(length))
+        assert not filled or replay.ready(length)
+    assert filled

@@ -215,9 +215,10 @@ def test_a_full_disk_says_so_and_keeps_what_was_good(counter, monkeypatch, writt
         with pytest.raises(OSError, match=r"disk full: the replay in .* needs 864 more") as caught:
             counter.fill(replay, 1)
     assert caught.value.errno == errno.ENOSPC
-    assert "free space or lower replay.capacity" in str(caught.value)
+    assert "with a lower --replay.capacity" in str(caught.value)
     assert replay.added == ticks
-    assert replay.segments[0].path(0).stat().st_size == size
+    # A file that would hold nothing is gone.
+    assert [path.stat().st_size for path in counter.folder.iterdir()] == [size][: bool(size)]
     counter.check(replay, replay.draw(8, 20, (0, 0, 0)))
 
     resumed = counter.make(streams=1)
@@ -239,17 +240,87 @@ def test_missing_blocks_are_named_before_anything_is_deleted(counter):
     assert segment_files(counter) == before
 
 
-def test_a_damaged_block_is_named_when_it_is_read(counter):
-    replay = counter.make(streams=1, ram_bytes=0)
-    counter.fill(replay, 200)
-    replay.flush()
-    path, offset, size = replay.segments[0].place(2)
+def damage(replay, stream, block):
+    path, offset, size = replay.segments[stream].place(block)
     content = bytearray(path.read_bytes())
     content[offset + size - 1] ^= 1
     path.write_bytes(content)
+
+
+def test_a_damaged_block_is_named_when_it_is_read(counter):
+    replay = counter.make(streams=1, ram_bytes=0)
+    counter.fill(replay, 200)
+    damage(replay, 0, 2)
     replay.read(replay.locate([(0, 0)], 64))
     with pytest.raises(ValueError, match=r"stream0000-000000000\.blocks: block 2 is damaged"):
         replay.read(replay.locate([(0, 60)], 10))
+
+
+def needs(draw, stream, block):
+    """The rows of a draw that lie in a block."""
+    return [
+        row
+        for row, (s, start) in enumerate(draw.positions)
+        if s == stream and BLOCK * block - draw.length < start < BLOCK * (block + 1)
+    ]
+
+
+def test_rows_with_a_damaged_block_are_drawn_again_and_the_same_whenever_they_are_read(
+    counter, caplog
+):
+    replay = counter.make(ram_bytes=0)
+    counter.fill(replay, 200)
+    state = replay.state()
+    damage(replay, 1, 2)
+    first = replay.draw(32, 20, (0, 0, 0))
+    before, hit = list(first.positions), needs(first, 1, 2)
+    assert any(row < 16 for row in hit)  # a fresh window too
+    counter.check(replay, first)
+    other = [row for row in range(32) if first.positions[row] != before[row]]
+    assert other == hit
+    assert not needs(first, 1, 2)
+    assert replay.stats()["damaged"] == 1
+    (warning,) = caplog.messages
+    assert "stream0001-000000000.blocks: block 2 is damaged" in warning
+
+    replay = counter.make(ram_bytes=0)
+    replay.restore(state)
+    again = replay.draw(32, 20, (0, 0, 0))
+    counter.fill(replay, 300)  # while it waits
+    counter.check(replay, again)
+    assert again.positions == first.positions
+
+
+@pytest.mark.parametrize("states", [{}, {"state_bytes": 8, "state_every": 4}])
+def test_a_replay_with_nothing_but_damage_gives_up(counter, monkeypatch, states):
+    replay = counter.make(streams=1, ram_bytes=0, **states)
+    counter.fill(replay, 128)
+    for block in range(4):
+        damage(replay, 0, block)
+    replay.cache.clear()
+    with pytest.raises(ValueError, match=r"block \d is damaged"):
+        replay.read(replay.draw(4, 20, (0, 0, 0)))
+    assert replay.stats()["damaged"] == 4
+    replay.cache.damaged.clear()
+    monkeypatch.setattr("replay.cache.DAMAGED_LIMIT", 3)
+    with pytest.raises(ValueError, match="more than 3 blocks of the replay are damaged"):
+        replay.read(replay.draw(4, 20, (0, 0, 0)))
+
+
+def test_a_sector_that_cannot_be_read_is_damage(counter, monkeypatch):
+    replay = counter.make(ram_bytes=0)
+    counter.fill(replay, 200)
+    read, calls = os.pread, []
+
+    def bad(*args):
+        calls.append(args)
+        if len(calls) == 1:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(*args)
+
+    monkeypatch.setattr(os, "pread", bad)
+    counter.check(replay, replay.draw(4, 20, (0, 0, 0)))
+    assert replay.stats()["damaged"] == 1
 
 
 def test_a_header_that_cannot_be_read_is_named(counter):

@@ -7,6 +7,7 @@ import time
 import pytest
 import torch
 
+from replay.blocks import HEADER
 from replay.loader import Loader
 
 CPU = torch.device("cpu")
@@ -132,6 +133,24 @@ def test_what_goes_wrong_in_a_thread_is_raised_by_next(counter):
     loader = Loader(replay, 4, 100, (0, 0), CPU)
     with pytest.raises(ValueError, match="is damaged"):
         loader.next(0)
+    loader.close()
+
+
+def test_what_waits_is_saved_as_it_was_read_around_damage(counter):
+    replay = counter.make(ram_bytes=0, online=False)
+    counter.fill(replay, 200)
+    path, offset, _ = replay.segments[0].place(2)
+    data = bytearray(path.read_bytes())
+    data[offset + HEADER.size] ^= 1
+    path.write_bytes(data)
+    loader = Loader(replay, 32, 20, (0, 0), CPU, depth=2)
+    loader.next(0)
+    state = loader.state()
+    waiting = Loader.positions(state)
+    assert not [start for s, start in waiting if s == 0 and 64 - 20 < start < 96]
+    expected = [loader.next(1), loader.next(2)]
+    loader.restore(state)
+    assert same(expected, [loader.next(1), loader.next(2)])
     loader.close()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from replay.blocks import BLOCK, Slots
-from replay.replay import OBJECTS
+from replay.cache import OBJECTS
 
 
 def test_a_window_counts_up_by_one_and_starts_again_only_at_is_first(counter):

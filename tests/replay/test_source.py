@@ -2,11 +2,14 @@
 
 import fcntl
 import hashlib
+import os
+import shutil
 
 import numpy as np
 import pytest
 
 from replay.blocks import HEADER
+from replay.inspect import inspect
 from replay.source import find_replay
 
 
@@ -108,6 +111,48 @@ def test_a_source_that_lost_steps_is_refused(counter, tmp_path):
     (folder / "replay" / "stream0001-000000032.blocks").unlink()
     with pytest.raises(ValueError, match="blocks before 64 of stream 1 are missing or damaged"):
         counter.make(streams=1, source=folder)
+
+
+def test_a_source_that_was_written_anew_is_refused(counter, tmp_path):
+    folder = stored(counter, tmp_path)
+    state = counter.make(streams=1, source=folder).state()
+    shutil.rmtree(folder)
+    other = counter.make(folder=folder / "replay")
+    record = {key: np.zeros((2, *shape), dtype) for key, (dtype, shape) in counter.fields.items()}
+    for _ in range(700):
+        other.add(np.arange(2), record)
+    other.close()
+    replay = counter.make(streams=1, source=folder)
+    with pytest.raises(ValueError, match="written anew since this run began: block 20 of stream 0"):
+        replay.restore(state)
+    state["source"] = [held[:2] for held in state["source"]]  # of an earlier version
+    replay.restore(state)
+
+
+@pytest.mark.parametrize("left", [0, 3, 100])  # bytes; a header has some 300
+def test_a_file_that_ends_within_its_header_holds_nothing(counter, tmp_path, left):
+    folder = stored(counter, tmp_path, streams=1, steps=2100)
+    files = sorted((folder / "replay").iterdir())
+    os.truncate(files[-1], left)
+    assert len(counter.make(streams=1, source=folder)) == 2048
+    report = inspect(folder)
+    assert not report.problems
+    assert "2,048 in 64 whole blocks" in report.lines[1]
+    # In front of another it is a gap.
+    os.truncate(files[0], left)
+    with pytest.raises(ValueError, match="blocks before 32 of stream 0 are missing or damaged"):
+        counter.make(streams=1, source=folder)
+
+
+def test_a_length_that_is_wrong_is_no_unfinished_header(counter, tmp_path):
+    folder = stored(counter, tmp_path, streams=1)
+    path = folder / "replay" / "stream0000-000000000.blocks"
+    data = bytearray(path.read_bytes())
+    data[2] ^= 1  # 65,536 more
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match="its header cannot be read"):
+        counter.make(streams=1, source=folder)
+    assert "its header cannot be read" in inspect(folder).problems[0]
 
 
 def test_an_unfinished_block_at_the_end_is_left_out(counter, tmp_path):

@@ -4,10 +4,12 @@ import errno
 import itertools
 import os
 import pickle
+from array import array
 
 import numpy as np
 import pytest
 
+from replay.blocks import Segments
 from replay.states import States, slot_bytes
 
 SIZE, EVERY = 24, 4  # bytes; an episode of 7 records has starts at ages 0 and 4
@@ -74,6 +76,21 @@ def test_windows_start_at_ages_that_are_multiples_and_all_starts_are_drawn(count
     for stream, step in draw.positions:
         state = (0, packed(stream, step, 0)) if step % 7 else None
         assert replay.states.get(stream, step) == state
+
+
+def test_steps_count_equally_however_long_their_episodes_are(counter, made):
+    replay = made(online=False)
+    record = {key: np.zeros((2, *shape), dtype) for key, (dtype, shape) in counter.fields.items()}
+    for step in range(640):  # episodes of 8 steps beside one of 640, with a start every 4 and 64
+        age = [step % 8, step]
+        replay.add(np.arange(2), {**record, "age": np.array(age, np.int32)})
+    replay.states.steps[1] = array("q", range(0, 640, 64))
+    replay.states.slots[1] = array("i", [-1] * 10)
+    streams, starts = np.array(replay.draw(8000, 8, (0,)).positions).T
+    assert 3800 < (streams == 0).sum() < 4200
+    counts = np.bincount(starts[streams == 1] // 64)
+    assert (np.abs(counts[:-1] - 400) < 80).all()  # four standard deviations
+    assert 300 < counts[-1] < 400  # of its 64 steps the last 7 begin no window
 
 
 @pytest.mark.parametrize("at_once", [True, False])
@@ -196,10 +213,14 @@ def test_a_full_disk_says_so_and_leaves_the_old_version(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, "full")
         return write(file, data[:10], at)
 
+    states.put(0, 12, 1, packed(0, 12, 1))
+    free = list(states.free)
+    assert free
     monkeypatch.setattr(os, "pwrite", full)
     with pytest.raises(OSError, match="56 more bytes; free space"):
         states.put(0, 8, 1, packed(0, 8, 1))
     assert states.get(0, 8) == (0, packed(0, 8, 0))
+    assert states.free == free
 
 
 def test_starts_of_a_source_are_found_and_its_states_are_ones_own(counter, made, tmp_path):
@@ -214,6 +235,18 @@ def test_starts_of_a_source_are_found_and_its_states_are_ones_own(counter, made,
     replay.states.put(1, 11, 3, packed(1, 11, 3))
     assert replay.states.get(1, 11) == (3, packed(1, 11, 3))
     assert sorted(path.name for path in (tmp_path / "other").iterdir()) == before
+
+
+def test_a_replay_that_will_be_restored_reads_no_starts_of_its_source(
+    counter, made, tmp_path, monkeypatch
+):
+    counter.fill(other := counter.make(folder=tmp_path / "other"), 100)
+    other.close()
+    state = made(streams=1, source=tmp_path / "other").state()
+    monkeypatch.setattr(Segments, "read_plain", None)
+    replay = made(streams=1, source=tmp_path / "other", resumed=True)
+    replay.restore(state)
+    assert list(replay.states.steps[1]) == [n for n in range(96) if n % 7 in (0, 4)]
 
 
 def test_without_states_nothing_is_kept(counter):
