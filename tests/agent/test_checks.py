@@ -73,10 +73,8 @@ def test_steps_of_another_run_count_for_the_fill_and_hold_windows(tiny):
 
 def test_what_was_freely_changed_and_lasts_is_saved(tiny):
     saved = tiny("--replay.capacity", "1000")
-    now = tiny(
-        "--replay.capacity", "500", "--stop.steps", "7", "--log.every", "3", "--threads", "9"
-    )
-    found = lasting(now, saved)
+    flags = ("--stop.steps", "7", "--log.every", "3", "--products", "shipped")
+    found = lasting(tiny("--replay.capacity", "500", *flags), saved)
     assert (found.replay.capacity, found.stop.steps, found.log.every) == (500, 7, 3)
     assert found.products == saved.products == "auto"
 
