@@ -10,9 +10,10 @@ core, for `agent.train --preset FOLDER/CORE.yaml`. README.md says what is made e
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -30,6 +31,7 @@ from agent.profiling import cell
 from agent.update import Update
 from configs import load as configs
 from configs.load import ConfigError
+from configs.mkl import choose_products
 from configs.schema import Config
 from launch.cost import Cost, cost, part_parameters, spaces, update_flops
 from launch.manifest import text
@@ -124,6 +126,28 @@ def matched(
     return {first: {}, **solved}
 
 
+def misses(
+    solved: dict[str, dict[str, Any]], match: str, size: str, task: str, given: Mapping[str, Any]
+) -> list[str]:
+    """A line for each part in which cores differ from the first by more than TOLERANCE, though
+    their settings are `solved`, by parameters or FLOPs of an update."""
+    budget = Budget(size, task, given)
+    costs = {core: cost(budget.update(core, settings)) for core, settings in solved.items()}
+    away = deviations(costs, match, "width", {})
+    return [line for line in verdict(away, f"--match {match}") if "NOT" in line]
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """So many threads of PyTorch; 0: as they are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count or before)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
 def check(match: str, adjust: str, part: str) -> None:
     """Raises ValueError for a request that makes no sense."""
     if match == "params" and adjust == "train_ratio":
@@ -140,6 +164,7 @@ def check(match: str, adjust: str, part: str) -> None:
 def timed(updates: dict[str, Update], rounds: int) -> dict[str, list[float]]:
     """Seconds of `rounds` updates of each, in turns, after one that warms up."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    choose_products(next(iter(updates.values())).config.products)
     runs, out = {}, {core: [] for core in updates}
     for core, update in updates.items():
         batch = update.config.batch

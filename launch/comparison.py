@@ -1,8 +1,9 @@
 """Which runs are compared, at what budget, and the numbers of each variant there.
 
 The budget of a task on an axis is the smallest value at which one of its finished runs ended; of
-runs that have not finished where no run has. A run counts where it came that far, even if it failed
-later; one that did not is in no number, and is counted beside it.
+runs that have not finished where no run has. Curves of other programs can only lower it. A run
+counts where it came that far, even if it failed later. One that stopped earlier enters no
+statistic; it appears only in the count of seeds (`2 of 3`).
 """
 
 from __future__ import annotations
@@ -118,9 +119,11 @@ class Comparison:
 
     def compare(self, axis: str, task: str) -> None:
         runs = [run for run in self.runs if run.task == task and len(curve_of(run, axis)[0])]
-        finished = [run for run in runs if run.status == "finished"]
-        interim = [run for run in runs if run.status == "unfinished"]
-        first = min(finished or interim, key=lambda run: run.end[axis], default=None)
+        own = [run for run in runs if not run.foreign]
+        finished = [run for run in own or runs if run.status == "finished"]
+        interim = [run for run in own if run.status == "unfinished"]
+        others = [run for run in runs if run.foreign] if finished or interim else []
+        first = min([*(finished or interim), *others], key=lambda run: run.end[axis], default=None)
         if first is None or not first.end[axis]:
             return
         value = first.end[axis]

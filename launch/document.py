@@ -6,6 +6,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import html
+import os
 import re
 from pathlib import Path
 
@@ -128,10 +129,13 @@ def block_markdown(block: Block, folder: Path) -> str:
         case Table(head, rows):
             lines = [head, ["---"] * len(head), *rows]
             return "\n".join(
-                "| " + " | ".join(c.replace("|", r"\|") for c in r) + " |" for r in lines
+                "| " + " | ".join(" ".join(c.split()).replace("|", r"\|") for c in r) + " |"
+                for r in lines
             )
         case Figures(figures):
-            return "\n\n".join(f"![{text}]({path.relative_to(folder)})" for path, text in figures)
+            return "\n\n".join(
+                f"![{text}]({os.path.relpath(path, folder)})" for path, text in figures
+            )
         case Code(title, lines):
             return f"{title}:\n\n" + "\n".join(f"    {line}" for line in lines)
 

@@ -1,8 +1,8 @@
 """Runs of a sweep on this machine, N at a time, each a process of its own.
 
-A run that another process has takes a place and is waited for, then looked at anew. One that fails
-goes to the end of the queue and is tried again. A notice to stop is passed on to the runs, which
-save and end; then the sweep ends too.
+A run that another process is training occupies one of the N places until that process ends; it is
+then looked at again. One that fails goes to the end of the queue and is tried again. A notice to
+stop is passed on to the runs, which save and end; then the sweep ends too.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ class Local:
     def begin(self, index: int, entry: Entry) -> None:
         if busy(self.sweep, entry):
             self.wait_for(index, entry)
-        elif settle(self.sweep, entry):
-            self.report(entry, "finished")
+        elif self.settled(entry):
+            pass
         else:
             env = limited(self.threads)
             if self.gpus:
@@ -119,6 +119,17 @@ class Local:
                 return
             self.tries[entry["name"]] += 1
             self.report(entry, "running", f" on GPU {gpu}" if (gpu := env.get(VISIBLE)) else "")
+
+    def settled(self, entry: Entry) -> bool:
+        """Whether nothing is left to be done for a run, which is said."""
+        try:
+            done = settle(self.sweep, entry)
+        except ValueError as error:  # it has finished, and cannot be packed
+            self.report(entry, "failed", f", {error}")
+            return True
+        if done:
+            self.report(entry, "finished")
+        return done
 
     def wait_for(self, index: int, entry: Entry) -> None:
         self.places[index] = Other(self.sweep, entry)
@@ -134,7 +145,11 @@ class Local:
             self.tries[name] -= 1
             self.queue.appendleft(entry)
             return
-        found = outcome(self.sweep, entry, status, asked=bool(self.notice))
+        try:
+            found = outcome(self.sweep, entry, status, asked=bool(self.notice))
+        except ValueError as error:  # it has finished, and cannot be packed
+            self.report(entry, "failed", f", {error}")
+            return
         more = ""
         if found == "failed":
             more = f", {beside(self.sweep, entry, '.failed').read_text().strip()}"

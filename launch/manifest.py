@@ -83,6 +83,8 @@ def make(grid: Grid, old: Manifest | None, matching: Matching) -> tuple[Manifest
     kept = {key: had[key] if value is None else value for key, value in asked.items()}
     if old:
         refuse(old, kept)
+        if grid.tasks is None and grid.variants is None and grid.seeds is None:
+            return old, old["runs"]
     axes = {}
     for axis in ("tasks", "variants", "seeds"):
         known, given = had.get(axis, []), getattr(grid, axis)

@@ -44,8 +44,9 @@ def write(sweep: Path, files: list[Path], out: Path, argv: list[str]) -> None:
     left_out = [run for run in foreign if run.task not in tasks]
     title, blocks = page(manifest, own, beside, left_out, out / "plots", argv)
     out.mkdir(parents=True, exist_ok=True)
-    (out / "report.html").write_text(to_html(title, blocks))
-    (out / "report.md").write_text(to_markdown(blocks, out))
+    page, text = to_html(title, blocks), to_markdown(blocks, out)
+    (out / "report.html").write_text(page)
+    (out / "report.md").write_text(text)
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -55,7 +55,7 @@ def summary(
     comparison: Comparison, manifest: dict[str, Any], foreign: list[Run], left_out: list[Run]
 ) -> list[Block]:
     """What is compared, at what budget, what is not there, and what still rises."""
-    own = comparison.runs[: len(comparison.runs) - len(foreign)]
+    own = [run for run in comparison.runs if not run.foreign]
     seeds = ", ".join(map(str, dict.fromkeys(run.seed for run in own)))
     counts = Counter(run.status for run in own)
     match = manifest.get("match", "none")
@@ -222,7 +222,11 @@ def page(
     blocks += aggregate(comparison, plots)
     for task in comparison.tasks:
         blocks += of_task(comparison, task, plots)
-    blocks += [Heading(2, "Compute"), Text("Means over finished runs."), tables.compute(comparison)]
+    blocks += [
+        Heading(2, "Compute"),
+        Text("Means over finished runs, or all where none has."),
+        tables.compute(comparison),
+    ]
     blocks += diagnostics(own)
     blocks += [Heading(2, "Runs"), tables.runs(comparison)]
     blocks += settings(comparison)

@@ -153,7 +153,7 @@ def compute(comparison: Comparison) -> Table:
             for key in ("parameters", "update_flops")
         )
         seconds = end("wall_seconds")
-        peaks = [max(run.metrics.get("usage/ram_gb", [np.nan])) for run in runs]
+        peaks = [run.model["peak_ram_gb"] for run in runs if "peak_ram_gb" in run.model]
         devices = dict.fromkeys(str(run.config.get("device", NONE)) for run in runs)
         rows.append(
             [

@@ -43,9 +43,9 @@ THINNED = 500  # rows of metrics in memory
 
 @dataclasses.dataclass
 class Run:
-    """One run. `scores` has a row an episode, or a row for several: `episodes` says how many, the
-    axes, `return` and `length` are then their means. `metrics` and `evaluations` have all axes and
-    a column for each metric, NaN where a row lacks it."""
+    """One run. Each row of `scores` is one episode or the mean of `episodes` consecutive ones.
+    `metrics` and `evaluations` have all axes and a column for each metric, NaN where a row lacks
+    it."""
 
     name: str
     task: str
@@ -60,8 +60,10 @@ class Run:
     metrics: Columns = dataclasses.field(default_factory=dict)
     evaluations: Columns = dataclasses.field(default_factory=dict)
     end: dict[str, float] = dataclasses.field(default_factory=dict)  # where each axis ended
-    model: dict[str, float] = dataclasses.field(default_factory=dict)  # parameters, update_flops
+    # parameters, update_flops, peak_ram_gb
+    model: dict[str, float] = dataclasses.field(default_factory=dict)
     folder: Path | None = None  # where it is still there
+    foreign: bool = False  # of another program
 
 
 # Rows
@@ -108,8 +110,14 @@ def binned(table: Columns, count: int) -> Columns:
     return out
 
 
-def cut(table: Columns, rows: slice) -> Columns:
+def cut(table: Columns, rows: slice | np.ndarray) -> Columns:
     return {name: values[rows] for name, values in table.items()}
+
+
+def thinned(table: Columns, count: int) -> Columns:
+    """At most `count` of its rows, the first and the last among them."""
+    length = len(next(iter(table.values()), ()))
+    return table if length <= count else cut(table, np.linspace(0, length - 1, count).astype(int))
 
 
 # The folder of a run
@@ -119,8 +127,7 @@ def read_folder(folder: Path, entry: dict[str, Any]) -> Run:
     """The run that `agent.train` made in `folder`; `entry` is that of the manifest."""
     known = {key: entry[key] for key in ("name", "task", "core", "variant", "seed")}
     run = Run(**known, status="missing", reason="not begun, or its folder is gone")
-    where = [] if "--logdir" in entry["flags"] else ["--logdir", str(folder)]
-    run.command = ["python", "-m", "agent.train", *entry["flags"], *where]
+    run.command = ["python", "-m", "agent.train", *entry["flags"], "--logdir", str(folder)]
     began = (folder / "config.yaml").exists()
     failure = last_words(folder / ERROR) or last_words(folder.with_name(f"{run.name}.failed"))
     if not began and not failure:
@@ -135,7 +142,11 @@ def read_folder(folder: Path, entry: dict[str, Any]) -> Run:
         rows = read_rows(folder / "metrics.jsonl")
         played = [row for row in rows if EVALUATED in row]
         run.evaluations = columns(sorted(played, key=lambda row: row["agent_step"]))
-        run.metrics = binned(columns([row for row in rows if EVALUATED not in row]), THINNED)
+        metrics = columns([row for row in rows if EVALUATED not in row])
+        run.metrics = binned(metrics, THINNED)
+        used = metrics.get("usage/ram_gb", np.empty(0))
+        if np.isfinite(used).any():
+            run.model["peak_ram_gb"] = float(np.nanmax(used))  # which means would hide
         run.end = {axis: max((row[axis] for row in rows), default=0) for axis in AXES}
         for axis, values in cut(run.scores, slice(-1, None)).items():
             if axis in AXES and len(values):
@@ -210,8 +221,8 @@ def pack(run: Run, path: Path) -> None:
     tree["reason"] = run.reason[:2000]
     tree["scores"] = {name: before[name] + exact(last[name]) for name in run.scores}
     for rows in ROWS:
-        for name in ("metrics", "evaluations"):
-            table = binned(getattr(run, name), rows)
+        metrics, evaluations = binned(run.metrics, rows), thinned(run.evaluations, rows)
+        for name, table in (("metrics", metrics), ("evaluations", evaluations)):
             tree[name] = {key: short(values) for key, values in table.items()}
         text = json.dumps(tree, separators=(",", ":")) + "\n"
         if len(text) < LIMIT:
@@ -275,7 +286,8 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def read_sweep(folder: Path) -> list[Run]:
-    """A Run for every entry of the manifest, in its order; a packed one where the folder is gone.
+    """A Run for every entry of the manifest, in its order; a packed one where its folder has none
+    that finished.
 
     Raises ValueError as `read_manifest` does; a run that cannot be read is `failed`.
     """
@@ -283,9 +295,10 @@ def read_sweep(folder: Path) -> list[Run]:
     for entry in read_manifest(folder)["runs"]:
         run = read_folder(folder / entry["logdir"], entry)
         packed = folder / "raw" / f"{entry['name']}.json"
-        if run.status == "missing" and packed.exists():
+        # What is packed has finished, whatever an older folder beside it says.
+        if run.status != "finished" and packed.exists():
             try:
-                run = unpack(packed)
+                run = dataclasses.replace(unpack(packed), folder=run.folder)
             except ValueError as problem:
                 run.status, run.reason = "failed", str(problem)
         out.append(run)
@@ -334,5 +347,6 @@ def read_csv(path: Path) -> list[Run]:
 def foreign(path: Path, axis: str, task: str, variant: str, seed: int, points: list[Any]) -> Run:
     table = dict(zip((axis, "return", "episodes"), np.array(sorted(points)).T, strict=True))
     run = Run(f"{task}-{variant}-s{seed}", task, variant, variant, seed, "finished", path.name)
+    run.foreign = True
     run.scores, run.end = table, {axis: float(table[axis][-1])}
     return run

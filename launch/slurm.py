@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 import signal
 import sys
@@ -19,6 +20,8 @@ from typing import Any
 
 from launch.attempt import Attempt, beside, busy, command, limited, outcome, settle
 from launch.manifest import Entry
+
+log = logging.getLogger("launch")
 
 POLL = 5.0
 # After SIGTERM a run has saved and the job stays: SLURM then either takes it away or queues it
@@ -67,8 +70,10 @@ class Job:
                 return self.follow(entry, node)
             # torchrun itself tries again, on all nodes at once.
             for _ in range(1 if self.distributed else 1 + self.retries):
-                while busy(self.sweep, entry):
+                while busy(self.sweep, entry) and not self.noticed:
                     time.sleep(POLL)
+                if self.noticed:
+                    return self.leave()
                 if settle(self.sweep, entry):
                     return "finished"
                 self.attempt = self.begin(entry, node, ".log")
@@ -78,11 +83,14 @@ class Job:
                     break
             else:
                 raise RuntimeError(beside(self.sweep, entry, ".failed").read_text().strip())
-            if found == "stopped" and self.noticed:
-                time.sleep(GRACE)
-            return found
+            return self.leave() if found == "stopped" and self.noticed else found
         finally:
             signal.signal(signal.SIGTERM, before)
+
+    def leave(self) -> str:
+        """After a notice: what is to become of the job is told within a moment, if at all."""
+        time.sleep(GRACE)
+        return "stopped"
 
     def follow(self, entry: Entry, node: Any) -> str:
         """What a node after the first does: its share of the processes, no more."""
@@ -202,7 +210,10 @@ def submit(
 
 
 def queued(sweep: Path, entries: list[Entry]) -> set[str]:
-    """Names of the runs whose job SLURM still has, or may have: where `sacct` is silent, all."""
+    """Names of the runs whose job SLURM still has, or may have: where `sacct` is silent, all.
+
+    A job that `sacct` does not know while it knows others is gone.
+    """
     files = {entry["name"]: beside(sweep, entry, ".job") for entry in entries}
     ids = {name: file.read_text() for name, file in files.items() if file.exists()}
     if not ids:
@@ -211,4 +222,11 @@ def queued(sweep: Path, entries: list[Entry]) -> set[str]:
     for number in ids.values():
         watcher.register_job(number)
     watcher.update()
-    return {name for name, number in ids.items() if not watcher.is_done(number, mode="cache")}
+    known = {name for name, number in ids.items() if watcher.get_info(number, mode="cache")}
+    if not known:
+        log.warning(
+            "sacct knows none of these jobs; if they are gone, delete %s",
+            ", ".join(str(files[name]) for name in ids),
+        )
+    left = known or ids
+    return {name for name in left if not watcher.is_done(ids[name], mode="cache")}

@@ -1,9 +1,10 @@
 """Statistics of few runs on few tasks, as in Agarwal et al. 2021 (Deep RL at the Edge of the
 Statistical Precipice) and its library rliable, with which they agree.
 
-Scores are (runs, tasks), NaN where there is no run; tasks may have different numbers of runs. A run
+Scores are (runs, tasks), NaN where there is no run; tasks may have different numbers of runs, and
+count the same (rliable has equal numbers only). A run
 is one seed: bootstraps draw seeds, never episodes. An interval holds 95 %, by the percentiles of
-the bootstrap; it is None where a task has one run, which says nothing of another seed.
+the bootstrap. It is None if any task has fewer than two runs.
 
 A learning curve is `x`, the rising values of an axis, `y`, scores, and `weights`, the episodes that
 each score stands for.
@@ -11,6 +12,7 @@ each score stands for.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -34,6 +36,14 @@ def resample(scores: np.ndarray, random: np.random.Generator) -> list[np.ndarray
     return [
         column[random.integers(len(column), size=(REPS, len(column)))] for column in known(scores)
     ]
+
+
+def pooled(parts: list[np.ndarray]) -> np.ndarray:
+    """Scores (..., runs) of all tasks side by side, each task with the same weight: where one has
+    fewer runs, each of them counts more often."""
+    parts = [part for part in parts if part.shape[-1]] or [np.empty(0)]
+    each = math.lcm(*(max(1, part.shape[-1]) for part in parts))
+    return np.concatenate([part.repeat(each // max(1, part.shape[-1]), -1) for part in parts], -1)
 
 
 def single(scores: np.ndarray) -> bool:
@@ -62,20 +72,20 @@ def estimate(
 
     statistic: (..., scores of all tasks) -> (...)
     """
-    point = float(statistic(np.concatenate(known(scores))))
+    point = float(statistic(pooled(known(scores))))
     if single(scores):
         return point, None
-    drawn = np.concatenate(resample(scores, np.random.default_rng(SEED)), -1)
+    drawn = pooled(resample(scores, np.random.default_rng(SEED)))
     return point, percentiles(statistic(drawn))
 
 
 def profile(scores: np.ndarray, taus: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """Performance profile: the share of runs of all tasks above each of `taus`, and (2, taus)."""
-    values = np.concatenate(known(scores))
+    values = pooled(known(scores))
     point = np.array([np.mean(values > tau) for tau in taus])
     if single(scores):
         return point, None
-    drawn = np.concatenate(resample(scores, np.random.default_rng(SEED)), -1)
+    drawn = pooled(resample(scores, np.random.default_rng(SEED)))
     shares = np.stack([np.mean(drawn > tau, -1) for tau in taus], -1)
     return point, np.percentile(shares, PERCENTILES, axis=0)
 

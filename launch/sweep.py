@@ -2,12 +2,14 @@
 
 The folder gets `manifest.json` with every run's settings, and `raw/` with what is kept of the
 finished ones. Typed again, the command goes on: finished runs stay, stopped and failed ones resume,
-missing ones start. More tasks, cores and seeds may be added; `--out` alone means all that is there.
+missing ones start. More tasks, cores and seeds may be added; `--out` alone goes on with exactly the
+runs that are there.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import shlex
 import sys
@@ -44,7 +46,7 @@ def arguments(argv: list[str] | None) -> argparse.Namespace:
     add("--out", type=Path, default=Path("logs/sweep"), help="folder of the sweep")
     add("--runs", type=Path, help="folder of the runs' own folders; else <out>/runs")
     add("--on", choices=["local", "slurm"], default="local")
-    add("--jobs", type=int, help="runs at a time; 1, or on SLURM as many as there is room for")
+    add("--jobs", type=int, help="runs at a time; 1, or on SLURM 256")
     add("--gpus", nargs="+", help="local: GPUs of which each of the --jobs gets one, in turn")
     add("--threads", type=int, default=1, help="local: CPU threads of each run")
     add("--retries", type=int, default=1, help="how often a run that fails is tried again")
@@ -59,11 +61,14 @@ def numbers(words: list[str] | None) -> list[int] | None:
         return None
     try:
         if len(words) == 1 and words[0].isdigit():
-            return list(range(int(words[0])))
+            words = [f"0-{int(words[0]) - 1}"] if int(words[0]) else []
         spans = [[int(end) for end in word.split("-", 1)] for word in words]
     except ValueError:
         raise ValueError(f"--seeds {' '.join(words)}: expected numbers, or A-B") from None
-    return [seed for span in spans for seed in range(span[0], span[-1] + 1)]
+    found = [seed for span in spans for seed in range(span[0], span[-1] + 1)]
+    if not found:
+        raise ValueError("--seeds names no seed: expected a number above 0, or A-B")
+    return found
 
 
 def grid(args: argparse.Namespace) -> Grid:
@@ -79,9 +84,11 @@ def relative(path: Path, start: Path) -> Path:
 
 
 def matching(
-    match: str, variants: list[str], task: str, settings: list[str]
+    match: str, variants: list[str], task: str, settings: list[str], threads: int = 0
 ) -> dict[str, dict[str, Any]]:
-    """Settings that make each of `variants` equal to the first (launch/budget.py).
+    """Settings that make each of `variants` equal to the first (launch/budget.py); how far they are
+    from it is printed where it is more than a fair comparison bears. Seconds are those of so many
+    `threads`, as runs have.
 
     Raises ConfigError or ValueError where that cannot be.
     """
@@ -106,11 +113,16 @@ def matching(
     for group in [plain, *([first, variant] for variant in variants if variant not in plain)]:
         more = {**given, **own[group[-1]]}
         more.pop("size", None)
-        found = budget.matched([core[variant] for variant in group], match, size, task, more, **how)
+        cores = [core[variant] for variant in group]
+        with budget.threads(threads):
+            found = budget.matched(cores, match, size, task, more, **how)
         for variant in group:
             out[variant] = found[core[variant]]
             if clash := set(out[variant]) & set(own[variant]):
                 raise ValueError(f"--match {match} sets {', '.join(clash)}, as does {variant}")
+        if match != "seconds":
+            for line in budget.misses(found, match, size, task, more):
+                print(f"warning: {task}, {line}", file=sys.stderr)
     return {variant: out[variant] for variant in variants}
 
 
@@ -155,7 +167,8 @@ def main(argv: list[str] | None = None, trainer: list[str] = TRAINER) -> int:
         for task in args.tasks or ():
             check_task(task)
         given = slurm.parameters(args.slurm)
-        entries = manifest.update(args.out, grid(args), matching, args.dry)
+        alike = functools.partial(matching, threads=args.threads)
+        entries = manifest.update(args.out, grid(args), alike, args.dry)
         todo = [entry for entry in entries if not packed(args.out, entry).exists()]
         print(f"{len(entries)} runs, {len(entries) - len(todo)} of them packed", flush=True)
         if args.dry:

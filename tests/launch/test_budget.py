@@ -251,3 +251,9 @@ def test_a_core_whose_widths_are_not_known_is_named(tiny, monkeypatch):
 def test_size_auto_cannot_be_matched():
     with pytest.raises(ConfigError, match="name a size"):
         matched(["gru"], "flops", "auto", TASK, {})
+
+
+def test_what_cannot_be_made_equal_is_named():
+    solved = matched(["gru", "rate"], "flops", "debug", "tmaze_9", {})
+    (line,) = budget.misses(solved, "flops", "debug", "tmaze_9", {})
+    assert line.startswith("--match flops, sequence: NOT within 2 %")

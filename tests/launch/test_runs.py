@@ -51,10 +51,8 @@ def test_a_folder_becomes_columns(tmp_path):
     assert (run.name, run.task, run.variant, run.seed) == ("a", "tmaze_9", "gru", 3)
     typed = f"python -m agent.train --task tmaze_9 --seed 3 --logdir {tmp_path / 'a'}"
     assert run.command == typed.split()
-    given = {**ENTRY, "flags": ["--logdir", "b"]}
-    assert read_folder(tmp_path / "a", given).command[3:] == ["--logdir", "b"]
     assert run.config == {"task": "tmaze_9", "seed": 3, "env.repeat": 2}
-    assert run.model == {"parameters": 1234, "update_flops": 56789}
+    assert run.model == {"parameters": 1234, "update_flops": 56789, "peak_ram_gb": 2.0}
     assert run.scores["return"].tolist() == [n / 2 for n in range(10)]
     assert run.scores["env_step"].tolist() == [18 * n for n in range(10)]
     assert run.scores["episodes"].tolist() == [1] * 10
@@ -201,11 +199,28 @@ def test_every_run_of_the_manifest_is_there(tmp_path):
     assert [run.name for run in found] == ["there", "a", "torn", "absent"]
 
 
-def test_a_folder_counts_before_its_packed_run(tmp_path):
+def test_what_is_packed_counts_before_a_folder_that_has_not_finished(tmp_path):
     write_manifest(tmp_path, [ENTRY])
     pack(long_run(3), tmp_path / "raw" / "a.json")
-    make_folder(tmp_path / "runs" / "a")
-    assert read_sweep(tmp_path)[0].status == "unfinished"
+    folder = make_folder(tmp_path / "runs" / "a")
+    (run,) = read_sweep(tmp_path)
+    assert (run.status, run.folder, len(run.scores["return"])) == ("finished", folder, 3)
+    folder.with_name("a.failed").write_text("exit status 1: old\n")
+    assert read_sweep(tmp_path)[0].status == "finished"
+    (folder / "finished.json").write_text(json.dumps({"by": "stop.steps", **axes(90)}))
+    (run,) = read_sweep(tmp_path)
+    assert (run.status, len(run.scores["return"])) == ("finished", 10)
+
+
+def test_a_packed_run_keeps_its_last_evaluation_and_its_peak(tmp_path):
+    run = long_run(3)
+    count = np.arange(640.0)
+    run.evaluations = {"agent_step": count, "eval/greedy/return": count}
+    run.model = {"peak_ram_gb": 50.0}
+    pack(run, tmp_path / "a.json")
+    packed = unpack(tmp_path / "a.json")
+    assert packed.evaluations["eval/greedy/return"][[0, -1]].tolist() == [0, 639]
+    assert packed.model["peak_ram_gb"] == 50
 
 
 def test_what_is_no_sweep_is_said_in_one_line(tmp_path):

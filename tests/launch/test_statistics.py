@@ -57,16 +57,21 @@ def test_ties_count_half():
     assert statistics.improvement(x, y)[0] == (0.5 + 1 + 1 + 1) / 4
 
 
-def test_tasks_with_fewer_runs_are_resampled_among_their_own():
+def test_tasks_with_fewer_runs_are_resampled_among_their_own_and_count_the_same():
     scores = np.array([[0.1, 5.0], [0.4, 7.0], [0.9, np.nan]])
     drawn = [
-        np.mean([*first, *second])
+        (np.mean(first) + np.mean(second)) / 2
         for first in itertools.product([0.1, 0.4, 0.9], repeat=3)
         for second in itertools.product([5.0, 7.0], repeat=2)
     ]
     value, interval = statistics.estimate(scores, statistics.mean)
-    assert value == pytest.approx((0.1 + 0.4 + 0.9 + 5 + 7) / 5)
+    assert value == pytest.approx(((0.1 + 0.4 + 0.9) / 3 + 6) / 2)
     assert interval == pytest.approx(np.percentile(drawn, [2.5, 97.5]), **NEAR)
+    easy, hard = [0.9] * 5, [0.1] * 5
+    whole = statistics.estimate(np.array([easy, hard]).T, statistics.iqm)[0]
+    lost = np.array([easy, [0.1, 0.1, np.nan, np.nan, np.nan]]).T
+    assert statistics.estimate(lost, statistics.iqm)[0] == pytest.approx(whole)
+    assert statistics.profile(lost, np.array([0.5]))[0] == [0.5]
 
 
 def test_one_run_of_a_task_has_no_interval():

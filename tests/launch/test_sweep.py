@@ -266,7 +266,9 @@ def test_a_wrong_command_is_one_line_and_status_2(tmp_path, capsys, words, expec
     assert len(error.splitlines()) == 1
 
 
-def test_matching_asks_the_budget_for_each_core_and_for_variants_with_their_own(monkeypatch):
+def test_matching_asks_the_budget_for_each_core_and_for_variants_with_their_own(
+    monkeypatch, capsys
+):
     asked = []
 
     def matched(cores, match, size, task, given, **how):
@@ -274,6 +276,7 @@ def test_matching_asks_the_budget_for_each_core_and_for_variants_with_their_own(
         return {core: {f"{core}.width": 8 * len(given)} for core in cores}
 
     monkeypatch.setattr("launch.budget.matched", matched)
+    monkeypatch.setattr("launch.budget.misses", lambda found, *_: [f"{len(found)} cores: NOT"])
     variants = ["gru", "s3m", "elmur:elmur.slots=2"]
     settings = ["size=debug", "batch.size=4"]
     assert sweep.matching("flops", variants, "tmaze_5", settings) == {
@@ -281,6 +284,7 @@ def test_matching_asks_the_budget_for_each_core_and_for_variants_with_their_own(
         "s3m": {"s3m.width": 8},
         "elmur:elmur.slots=2": {"elmur.width": 16},
     }
+    assert capsys.readouterr().err.splitlines() == ["warning: tmaze_5, 2 cores: NOT"] * 2
     same = ("flops", "debug", "tmaze_5")
     assert asked == [
         (["gru", "s3m"], *same, {"batch.size": "4"}, {}),
@@ -302,6 +306,7 @@ def test_variants_that_cannot_be_made_equal_are_refused(monkeypatch, variants, w
     monkeypatch.setattr(
         "launch.budget.matched", lambda cores, *_, **__: {c: {f"{c}.width": 8} for c in cores}
     )
+    monkeypatch.setattr("launch.budget.misses", lambda *_: [])
     with pytest.raises(ValueError, match=words):
         sweep.matching("flops", variants, "tmaze_5", ["size=debug"])
 
