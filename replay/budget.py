@@ -28,7 +28,8 @@ def bytes_per_step(fields: Fields, state_bytes: int = 0, state_every: int = 1) -
 
 
 def fewest(streams: int, length: int, fill: int, state_every: int = 0) -> int:
-    """The smallest capacity that always holds a window of `length` steps and, once, `fill` steps.
+    """The smallest capacity with a window of `length` steps in each stream always, and `fill` steps
+    at some time.
 
     Blocks leave one at a time, over all streams in turn. So a stream may lack one that has left and
     one that is being written, and with states the steps ahead of its first one.

@@ -81,7 +81,7 @@ def test_what_was_freely_changed_and_lasts_is_saved(tiny):
 
 def test_a_run_learns_from_as_little_as_is_allowed_and_less_is_refused(tmp_path):
     with pytest.raises(RunError, match="it must be 160 or more"):
-        start(tmp_path, "--replay.capacity", "159")
+        start(tmp_path, "--replay.capacity", "159", "--stop.steps", "400")
     assert not (tmp_path / "config.yaml").exists()
     start(tmp_path, "--replay.capacity", "160", "--stop.steps", "400")
     saved = Checkpoints.load(Checkpoints(tmp_path / "checkpoints").published()[-1])

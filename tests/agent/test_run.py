@@ -275,6 +275,18 @@ def test_a_full_disk_is_known_by_the_write_that_failed(tmp_path, monkeypatch, si
     assert caught.value.errno == errno.ENOSPC
 
 
+def test_a_full_disk_is_known_behind_the_error_that_torch_makes_of_it(tmp_path, monkeypatch):
+    def fail(*args):
+        try:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        except OSError:
+            raise RuntimeError("unexpected pos 704 vs 598")  # noqa: B904
+
+    monkeypatch.setattr(torch, "save", fail)
+    with pytest.raises(OSError, match="disk full while writing a checkpoint"):
+        Checkpoints(tmp_path).save(1, {"run": {}})
+
+
 def test_another_failure_of_a_write_is_no_full_disk(tmp_path, monkeypatch):
     def fail(*args):
         raise RuntimeError("something else")

@@ -282,6 +282,12 @@ def test_rows_with_a_damaged_block_are_drawn_again_and_the_same_whenever_they_ar
     assert replay.stats()["damaged"] == 1
     (warning,) = caplog.messages
     assert "stream0001-000000000.blocks: block 2 is damaged" in warning
+    damage(replay, 1, 2)  # back to what it was: not looked at again, so what is drawn is settled
+    late = replay.draw(64, 20, (0, 0, 1), online=False)
+    assert needs(late, 1, 2)
+    replay.read(late)
+    assert not needs(late, 1, 2)
+    damage(replay, 1, 2)
 
     replay = counter.make(ram_bytes=0)
     replay.restore(state)
