@@ -159,17 +159,19 @@ def pick(name: str, key: str, kind: str) -> dict[str, Any]:
 
 
 def by_prefix(tree: dict[str, Any], task: str, where: str) -> dict[str, Any]:
-    """Blocks whose name begins the task's, the shorter names first."""
+    """Blocks whose name is the task's or its first words, the shorter names first. A plug-in,
+    `module:callable`, has no suite: for it a block needs its whole name."""
+    plugin = ":" in task and not task.startswith("gym_")
     out: dict[str, Any] = {}
     for prefix in sorted(tree, key=len):
-        if task.startswith(prefix):
+        if task == prefix or (not plugin and task.startswith(f"{prefix}_")):
             out.update(flatten(tree[prefix] or {}, f"{where} {prefix}"))
     return out
 
 
 def preset(name: str, task: str) -> dict[str, Any]:
     """A named preset, or that of a file, NAME.yaml; its block `tasks` holds what applies to tasks
-    by the start of their name."""
+    by the first words of their name."""
     known = blocks("presets")
     where = f"configs/presets.yaml {name}"
     if name.endswith((".yaml", ".yml")):

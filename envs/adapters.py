@@ -11,6 +11,8 @@ from gymnasium import spaces
 from envs import env as steps
 from envs.env import Space, Step, check
 
+UNBOUNDED = 1e10  # MuJoCo's word for no bound
+
 
 def leaf_space(space: spaces.Space, name: str) -> Space:
     """The Space of a gymnasium space that holds no others; ValueError for kinds without one."""
@@ -25,6 +27,11 @@ def leaf_space(space: spaces.Space, name: str) -> Space:
     if isinstance(space, spaces.Box):
         if space.dtype == np.uint8 and len(space.shape) in (2, 3):
             height, width, *channels = space.shape
+            if channels and height <= 4 and min(space.shape[1:]) >= 16:
+                raise ValueError(
+                    f"{name}: an image of shape {space.shape} has its channels first; expected "
+                    f"(height, width, channels), as numpy.moveaxis(image, 0, -1) makes it"
+                )
             return Space("image", (height, width, *(channels or [1])))
         return Space("vector", (int(np.prod(space.shape)),))
     nested = "" if name == "action" else ", and Tuple or Dict of these"
@@ -70,15 +77,20 @@ def to_leaf(key: str, value: Any, space: spaces.Space, target: Space) -> np.ndar
 
 
 def rescale(action: np.ndarray, box: spaces.Box) -> np.ndarray:
-    """[-1, 1] to the box where both bounds are finite; elsewhere the value itself, clipped.
+    """[-1, 1] to the box where both bounds are finite; elsewhere the value itself, clipped, or that
+    of the two units next to the one bound where [-1, 1] lies beyond it.
 
-    Whole-number boxes get the nearest whole number.
+    Bounds of UNBOUNDED or more are none. Whole-number boxes get the nearest whole number.
     """
     low, high = np.ravel(box.low).astype(np.float64), np.ravel(box.high).astype(np.float64)
+    low = np.where(low <= -UNBOUNDED, -np.inf, low)
+    high = np.where(high >= UNBOUNDED, np.inf, high)
     finite = np.isfinite(low) & np.isfinite(high)
     action = np.asarray(action, np.float64)
     span = np.where(finite, high - low, 0.0)
     scaled = np.where(finite, low, 0.0) + (np.clip(action, -1, 1) + 1) / 2 * span
+    action = action + np.where(np.isfinite(low) & (low >= 1), low + 1, 0.0)
+    action = action + np.where(np.isfinite(high) & (high <= -1), high - 1, 0.0)
     value = np.clip(np.where(finite, scaled, action), low, high).reshape(box.shape)
     whole = np.issubdtype(box.dtype, np.integer)
     return (np.rint(value) if whole else value).astype(box.dtype)

@@ -13,7 +13,6 @@ import warnings
 from typing import Any
 
 import numpy as np
-from gymnasium import spaces
 
 from envs.adapters import FromDmEnv
 from envs.env import Space
@@ -21,8 +20,6 @@ from envs.rendering import choose_backend
 
 SIZE = 64
 CAMERAS = {"quadruped": 2}  # elsewhere 0
-# MuJoCo's word for "no bound".
-UNBOUNDED = 1e10
 # This terrain is sent to the graphics card at every reset, whether somebody looks or not.
 DRAWS_ALWAYS = ("quadruped_escape",)
 
@@ -73,12 +70,6 @@ class DMC(FromDmEnv):
 
         self.diverged = (PhysicsError,)
         super().__init__(env, functools.partial(reseed, name), repeat)
-        low, high = self.box.low, self.box.high
-        self.box = spaces.Box(
-            np.where(low <= -UNBOUNDED, -np.inf, low),
-            np.where(high >= UNBOUNDED, np.inf, high),
-            dtype=self.box.dtype,
-        )
 
 
 class DMCVision(DMC):

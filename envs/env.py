@@ -95,7 +95,7 @@ def one_number(reward: Any) -> np.float32:
     """A reward, which some simulators return as an array of one number; ValueError for others."""
     value = np.asarray(reward)
     usable = value.size == 1 and value.dtype != object
-    if not usable or not abs(value.item()) <= np.finfo(np.float32).max:
+    if not usable or not abs(value.item()) <= float(np.finfo(np.float32).max):
         raise ValueError(f"the reward is {reward!r}; expected one finite number")
     return np.float32(value.item())
 

@@ -65,8 +65,12 @@ def make_gym(name: str) -> Env:
 
     from envs.adapters import FromGymnasium
 
-    # The adapter checks every observation itself.
-    return FromGymnasium(gymnasium.make(name, disable_env_checker=True))
+    try:
+        # The adapter checks every observation itself.
+        env = gymnasium.make(name, disable_env_checker=True)
+    except (ImportError, gymnasium.error.Error) as error:  # a package that it needs is missing
+        raise ValueError(f"--task gym_{name}: {error}") from error
+    return FromGymnasium(env)
 
 
 def check_gym(name: str) -> None:
@@ -77,9 +81,14 @@ def check_gym(name: str) -> None:
         if colon:
             importlib.import_module(module)
         gymnasium.spec(ident)
-    except ImportError as error:
+    except (ImportError, SyntaxError, ValueError) as error:
         raise ValueError(f"--task gym_{name}: {error}") from None
     except gymnasium.error.Error:
+        if "/" in ident and not colon:
+            raise ValueError(
+                f"--task gym_{name}: an id with a namespace needs the module that registers it: "
+                f"gym_<module>:{name}"
+            ) from None
         raise unknown("gym", name, list(gymnasium.registry), listed=False) from None
 
 
@@ -170,12 +179,13 @@ def require(suite: str, package: str = "") -> None:
         raise ValueError(f"{package} is not installed: pip install -e '.[{extra}]'")
 
 
-def from_table(suite: str) -> Callable[[str], None]:
-    """The check of a suite whose names are those of the table."""
+def from_table(suite: str, *packages: str) -> Callable[[str], None]:
+    """The check of a suite whose names are those of the table, and which needs `packages` too."""
 
     def check(name: str) -> None:
         check_name(suite, name)
-        require(suite)
+        for package in ("", *packages):
+            require(suite, package)
 
     return check
 
@@ -206,8 +216,8 @@ SUITES = {
     ),
     "dmc": Suite(make_dmc, from_table("dmc"), repeats=True, apart=("quadruped_escape",)),
     "dmc_vision": Suite(make_dmc_vision, from_table("dmc_vision"), repeats=True, cheap=False),
-    "atari": Suite(make_atari, from_table("atari"), repeats=True, cheap=False),
-    "atari100k": Suite(make_atari100k, from_table("atari100k"), repeats=True, cheap=False),
+    "atari": Suite(make_atari, from_table("atari", "cv2"), repeats=True, cheap=False),
+    "atari100k": Suite(make_atari100k, from_table("atari100k", "cv2"), repeats=True, cheap=False),
     "popgym": Suite(make_popgym, check_popgym),
     "gym": Suite(make_gym, check_gym),
     "bsuite": Suite(make_bsuite, check_bsuite),
@@ -229,6 +239,8 @@ def split(task: str) -> tuple[Suite, str]:
     close = difflib.get_close_matches(task[: max(map(len, SUITES))], SUITES, 1, 0.4)
     close = close or difflib.get_close_matches(head, SUITES, 1, 0.4)
     hint = f"; did you mean {close[0]}_...?" if close else ""
+    if re.search(r"-v\d+$", task):  # as gymnasium calls its own
+        hint = f"; did you mean gym_{task}?"
     raise ValueError(
         f"--task {task}: no such suite; known: {', '.join(SUITES)}, or module:callable{hint}"
     )

@@ -48,7 +48,7 @@ def find(task: str) -> Callable[[], Any]:
             raise ValueError(f"--task {task}: no module {part!r}{inside}{nearest(part, known)}")
         try:
             module = importlib.import_module(full)
-        except ImportError as error:
+        except (ImportError, SyntaxError) as error:
             raise ValueError(f"--task {task}: {full} cannot be imported: {error}") from error
         where, path = full, getattr(module, "__path__", [])
     made = getattr(module, attribute, None)

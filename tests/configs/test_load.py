@@ -59,6 +59,20 @@ def test_later_block_wins(monkeypatch):
     assert resolve(flags).optim.lr == 0.5
 
 
+@pytest.mark.parametrize(
+    "task", ["atari_tools.env:make", "memory_maze_ext:make", "popgym_arcade.envs:make", "test:make"]
+)
+def test_a_plug_in_has_no_suites_settings_whatever_its_module_is_called(task):
+    found, plain = (load.to_flat(load.resolve(["--task", t])) for t in (task, "any:make"))
+    assert {key for key in found if found[key] != plain[key]} == {"task"}
+
+
+def test_a_suite_is_known_by_whole_words():
+    assert load.resolve(["--task", "atari100k_pong"]).stop.steps == 100_000
+    assert load.resolve(["--task", "atari_pong"]).stop.steps == Config().stop.steps
+    assert load.resolve(["--task", "dmcs_x"]).env.repeat == 1
+
+
 def test_longer_task_prefix_wins_over_shorter():
     assert resolve(["--task", "bsuite_catch_0"]).behaviour.features == "output"
     memory = resolve(["--task", "bsuite_memory_len_0"])

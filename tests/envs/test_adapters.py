@@ -120,6 +120,10 @@ def test_an_observation_unlike_its_space_is_one_clear_error(space, obs, told):
         (spaces.Box(-np.inf, np.inf, (2,)), [-40, 0.5], [-40, 0.5]),
         (spaces.Box(0, np.inf, (2,)), [-1, 3], [0, 3]),
         (spaces.Box(-np.inf, 2, (2,)), [-9, 3], [-9, 2]),
+        (spaces.Box(5, np.inf, (2,)), [-1, 0.5], [5, 6.5]),
+        (spaces.Box(-np.inf, -5, (2,)), [-0.5, 1], [-6.5, -5]),
+        (spaces.Box(-3e38, 3e38, (2,)), [-1, 0.5], [-1, 0.5]),
+        (spaces.Box(-(2**63), 2**63 - 1, (2,), np.int64), [-1, 1], [-1, 1]),
         (spaces.Box(np.array([0, -np.inf], np.float32), np.inf), [-1, -1], [0, -1]),
         (spaces.Box(0, 10, (3,), np.int64), [-1, 0.1, 0.17], [0, 6, 6]),
         (spaces.Box(-2, 2, (2, 2)), [-1, -0.5, 0.5, 1], [[-2, -1], [1, 2]]),
@@ -150,6 +154,7 @@ def test_discrete_actions_are_shifted_and_shaped():
     [
         (spaces.Text(3), DISCRETE, "observation: a space of type Text"),
         (spaces.Dict({"x": spaces.Sequence(DISCRETE)}), DISCRETE, "x: a space of type Sequence"),
+        (spaces.Box(0, 255, (4, 84, 84), np.uint8), DISCRETE, "has its channels first"),
         (DISCRETE, spaces.Tuple([DISCRETE]), "action: a space of type Tuple"),
         (DISCRETE, spaces.Dict({"x": DISCRETE}), "action: a space of type Dict"),
     ],

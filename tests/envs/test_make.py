@@ -33,6 +33,9 @@ from envs.make import PACKAGES, cheap, check_task, make_env, reset_ticks
         ("popgym_RepeatPrevious", "did you mean popgym_RepeatPrevious"),
         ("memory_maze_9x9_extra_obs", "did you mean memory_maze_9x9_extraobs"),
         ("tmaze", "did you mean tmaze_"),
+        ("CartPole-v1", "did you mean gym_CartPole-v1"),
+        ("gym_there/Pong-v5", "needs the module that registers it: gym_<module>:there/Pong-v5"),
+        ("gym_:CartPole-v1", "Empty module name"),
     ],
 )
 def test_an_unknown_task_is_refused_with_the_nearest_name(task, told):
@@ -48,6 +51,7 @@ def test_an_unknown_task_is_refused_with_the_nearest_name(task, told):
         ("dmc_vision_walker_walk", "dm_control", "dmc"),
         ("atari_pong", "ale_py", "atari"),
         ("atari100k_pong", "ale_py", "atari"),
+        ("atari_pong", "cv2", "atari"),
         ("popgym_AutoencodeEasy", "popgym", "popgym"),
         ("popgym_LabyrinthEscapeEasy", "mazelib", "popgym"),
         ("bsuite_catch_0", "bsuite", "bsuite"),
@@ -95,3 +99,8 @@ def test_repeat_limit_and_truncation_reach_the_environment():
     middle, last = env.step(action), env.step(action)
     assert (middle["reward"], middle["is_last"]) == (3, False)
     assert (last["reward"], last["is_last"], last["is_terminal"]) == (3, True, True)
+
+
+def test_a_gymnasium_task_whose_package_is_missing_is_told_in_one_line():
+    with pytest.raises(ValueError, match="--task gym_HalfCheetah-v2: "):
+        make_env("gym_HalfCheetah-v2")
