@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from envs.env import Env, Step
-from envs.slots import LocalSlot, ProcessSlot, SlotFailed, checksum
+from envs.slots import PATIENCE, LocalSlot, ProcessSlot, SlotFailed, checksum
 
 log = logging.getLogger("envs")
 
@@ -251,7 +251,13 @@ class EnvPool:
     def close(self) -> None:
         atexit.unregister(self.close)
         for slot in self.slots:
-            slot.close()
+            slot.leave()
+        end = time.monotonic() + PATIENCE  # of all together
+        for slot in self.slots:
+            try:
+                slot.close(max(0.0, end - time.monotonic()))
+            except Exception as error:
+                log.warning("an environment could not be closed: %r", error)
         self.slots = []
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from envs.env import Env, Step
 
+PATIENCE = 2.0  # seconds that a process has to close its environment
 WORKER_ENVIRONMENT = {
     "OMP_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
@@ -74,7 +75,10 @@ class LocalSlot:
             raise SlotFailed(self.error)
         return self.answer
 
-    def close(self) -> None:
+    def leave(self) -> None:
+        """It ends when it is closed."""
+
+    def close(self, patience: float = 0.0) -> None:
         self.env.close()
 
 
@@ -192,11 +196,16 @@ class ProcessSlot:
         record.update({key: place.copy() for key, place in self.places.items()})
         return record if before is None else (record, before)
 
-    def close(self) -> None:
+    def leave(self) -> None:
+        """Tell the process to end, which `close` waits for."""
         with contextlib.suppress(OSError):
             self.pipe.send(None)
         self.pipe.close()
-        self.process.join(2)
+
+    def close(self, patience: float = PATIENCE) -> None:
+        """Waits for `patience` seconds, then kills."""
+        self.leave()
+        self.process.join(patience)
         if self.process.is_alive():
             self.process.kill()
             self.process.join()

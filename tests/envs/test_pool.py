@@ -12,6 +12,7 @@ import pytest
 from envs.env import Space
 from envs.make import make_env
 from envs.pool import EnvPool, episode_seed
+from envs.slots import PATIENCE
 from envs.testing import ODD_OBS, Counter, Failing, Odd
 
 both = pytest.mark.parametrize("processes", [False, True], ids=["here", "processes"])
@@ -379,3 +380,27 @@ def test_workers_survive_what_asks_a_run_to_stop(pool_of):
     answer(pool, ids)
     play(pool, 3)
     assert pool.restarts == 0
+
+
+class Clings(Counter):
+    """Takes its time to close."""
+
+    def close(self):
+        time.sleep(60)
+
+
+def test_environments_close_side_by_side_and_one_that_fails_leaves_none_open(pool_of, caplog):
+    pool = pool_of(Clings, 3, processes=True)
+    start = time.monotonic()
+    pool.close()
+    assert time.monotonic() - start < 2 * PATIENCE
+    closed = []
+
+    class Breaks(Counter):
+        def close(self):
+            closed.append(self)
+            raise RuntimeError("no window")
+
+    pool_of(Breaks, 3).close()
+    assert len(closed) == 3
+    assert "no window" in caplog.text
