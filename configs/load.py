@@ -95,6 +95,8 @@ def convert(key: str, value: Any, where: str) -> Any:
     if kind is str:
         if not isinstance(value, str):
             raise fail("a text")
+        if key in ("task", "core", "size") and not text:
+            raise fail("a name")
         return text
     whole = kind is int
     try:
@@ -158,14 +160,20 @@ def pick(name: str, key: str, kind: str) -> dict[str, Any]:
     return flatten(known[key] or {}, f"configs/{name}.yaml {key}")
 
 
-def by_prefix(tree: dict[str, Any], task: str, where: str) -> dict[str, Any]:
+def by_prefix(tree: Any, task: str, where: str) -> dict[str, Any]:
     """Blocks whose name is the task's or its first words, the shorter names first. A plug-in,
-    `module:callable`, has no suite: for it a block needs its whole name."""
+    `module:callable`, has no suite: for it a block needs its whole name. All blocks are checked."""
+    if not isinstance(tree, dict):
+        raise ConfigError(f"{where}: tasks is {tree!r}; expected settings by the name of a suite")
     plugin = ":" in task and not task.startswith("gym_")
+    suites = list(blocks("tasks"))
     out: dict[str, Any] = {}
-    for prefix in sorted(tree, key=len):
+    for prefix in sorted(map(str, tree), key=len):
+        if ":" not in prefix and not any(f"{prefix}_".startswith(f"{s}_") for s in suites):
+            raise ConfigError(f"{where}: no suite {prefix!r}" + nearest(prefix, suites))
+        block = flatten(tree.get(prefix) or {}, f"{where} {prefix}")
         if task == prefix or (not plugin and task.startswith(f"{prefix}_")):
-            out.update(flatten(tree[prefix] or {}, f"{where} {prefix}"))
+            out.update(block)
     return out
 
 

@@ -176,6 +176,7 @@ def test_what_is_not_a_number_is_an_error(value):
 
 
 def test_number_out_of_range_is_an_error():
+    assert refused("--core=").endswith("core is ''; expected a name")
     assert refused("--batch.size", "0").endswith("expected 1 or more")
     assert refused("--batch.length", "1").endswith("expected 2 or more")
     assert refused("--optim.lr", "-1").endswith("expected 0 or more")
@@ -394,3 +395,18 @@ def test_settings_that_have_moved_are_read_from_earlier_files_and_named_on_the_c
     assert load.load(yaml_file(f"steps: 123\nupdates: 7\n{head}{after}")) == config
     for old in ("steps", "updates"):
         assert f"did you mean 'stop.{old}'?" in refused(f"--{old}", "5")
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("tasks: 3", "tasks is 3; expected settings by the name of a suite"),
+        ("tasks: [a]", "expected settings by the name of a suite"),
+        ("tasks: {dmcvision: {seed: 1}}", "no suite 'dmcvision'; did you mean 'dmc_vision'"),
+        ("tasks: {atari: {optim.rl: 1}}", "no setting 'optim.rl'"),
+    ],
+)
+def test_every_block_of_a_preset_is_checked_whatever_the_task(tmp_path, text, told):
+    file = tmp_path / "mine.yaml"
+    file.write_text(text)
+    assert told in refused("--task", "tmaze_5", "--preset", str(file))
