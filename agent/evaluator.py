@@ -128,6 +128,8 @@ class Evaluator:
                 return
             result = self.pipe.recv()
         except (OSError, EOFError, RuntimeError) as error:
+            if isinstance(error, EOFError | ConnectionError):
+                self.process.join(1)  # its end of the pipe closes a moment before it ends
             code = "" if self.process.is_alive() else " (its process ended)"
             result = f"{error!r}{code}"
             self.end()
