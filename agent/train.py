@@ -42,12 +42,13 @@ def main(argv: list[str] | None = None) -> int:
     from agent.checks import RunError
     from agent.ranks import RankLost
     from agent.run import run
+    from envs.pool import PoolFailed
 
     try:
         return run(config, given)
     except RunError as error:
         return refuse(error)
-    except RankLost as error:
+    except (RankLost, PoolFailed) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
     except OSError as error:
@@ -76,4 +77,10 @@ if __name__ == "__main__":
     if "RANK" not in os.environ:  # of several ranks none can leave alone
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1):
             signal.signal(number, leave)
-    sys.exit(main())
+    status = main()
+    if "RANK" in os.environ:
+        # All is saved and closed; threads of Gloo have aborted an interpreter that shuts down.
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    sys.exit(status)

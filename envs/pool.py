@@ -26,13 +26,17 @@ log = logging.getLogger("envs")
 HALF = 2**30
 
 
-def episode_seed(seed: int, slot: int, episode: int, purpose: str = "train", rank: int = 0) -> int:
+class PoolFailed(RuntimeError):
+    """An environment fails more often than is allowed, or cannot be built; the text says how."""
+
+
+def episode_seed(seed: int, slot: int, episode: int, purpose: str = "train") -> int:
     """Seed of one episode: a pure function; `train` is below 2**30, `eval` from there to 2**31.
 
     Two episodes of one half have the same seed by chance alone, once in 2**30 pairs.
     """
     offset = {"train": 0, "eval": HALF}[purpose]
-    sequence = np.random.SeedSequence([seed, slot, episode, rank])
+    sequence = np.random.SeedSequence([seed, slot, episode])
     return offset + int(sequence.generate_state(1)[0]) % HALF
 
 
@@ -53,12 +57,13 @@ class EnvPool:
         the number of its first slot among those of several pools, which seeds go by.
 
         An environment that cannot be built raises its own error; in a worker ValueError alone is
-        handed on, others are a RuntimeError with the traceback.
+        handed on, others are a PoolFailed with the traceback.
         """
         self.make, self.count, self.seed, self.processes = make, count, seed, processes
         self.reset_ticks, self.timeout, self.purpose = reset_ticks, timeout, purpose
         self.restarts_per_hour, self.restarts, self.first = restarts_per_hour, 0, first
         self.restart_times: deque[float] = deque()
+        self.stepped = False  # a first step has been made
         self.tick = 0
         self.episode = [0] * count
         self.due = [0] * count
@@ -77,7 +82,7 @@ class EnvPool:
                 self.connect(slot)
         except SlotFailed as error:
             self.close()
-            raise RuntimeError(f"an environment could not be built:\n{error}") from None
+            raise PoolFailed(f"an environment could not be built:\n{error}") from None
         except BaseException:
             self.close()
             raise
@@ -127,6 +132,7 @@ class EnvPool:
             try:
                 record = self.slots[index].result(patience)
                 if not again:
+                    self.stepped |= not record["is_first"]
                     return record
                 record, before = record
                 if last is None or before == checksum(last):
@@ -164,8 +170,10 @@ class EnvPool:
         self.restart_times.append(now)
         while now - self.restart_times[0] > 3600:
             self.restart_times.popleft()
+        if not self.stepped and len(self.restart_times) > 1:  # it is no accident
+            raise PoolFailed(f"environments fail before any has made a step. The last:\n{why}")
         if len(self.restart_times) > self.restarts_per_hour:
-            raise RuntimeError(
+            raise PoolFailed(
                 f"environment {index} failed; {len(self.restart_times)} failures within an hour "
                 f"are more than env.restarts_per_hour {self.restarts_per_hour}. The last:\n{why}"
             )
@@ -179,9 +187,7 @@ class EnvPool:
             self.slots[index] = self.start()
             self.connect(self.slots[index])
         except SlotFailed as error:
-            raise RuntimeError(
-                f"environment {index} could not be started again:\n{error}"
-            ) from None
+            raise PoolFailed(f"environment {index} could not be started again:\n{error}") from None
 
     def send(self, ids: np.ndarray, actions: np.ndarray) -> None:
         """Actions for exactly the slots of the last `recv`; a closed episode's slot resets."""
@@ -228,7 +234,7 @@ class EnvPool:
                 slot.result(self.timeout)  # the resets that construction began
             except SlotFailed:
                 self.restart(index)
-        self.tick, self.restarts = state["tick"], state["restarts"]
+        self.tick, self.restarts, self.stepped = state["tick"], state["restarts"], True
         self.episode, self.due = list(state["episode"]), list(state["due"])
         kind = self.act_space.dtype
         for index, taken in enumerate(state["actions"]):

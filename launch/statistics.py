@@ -17,7 +17,6 @@ from collections.abc import Callable
 
 import numpy as np
 from scipy.integrate import trapezoid
-from scipy.stats import trim_mean
 
 Interval = tuple[float, float]
 
@@ -38,12 +37,13 @@ def resample(scores: np.ndarray, random: np.random.Generator) -> list[np.ndarray
     ]
 
 
-def pooled(parts: list[np.ndarray]) -> np.ndarray:
-    """Scores (..., runs) of all tasks side by side, each task with the same weight: where one has
-    fewer runs, each of them counts more often."""
-    parts = [part for part in parts if part.shape[-1]] or [np.empty(0)]
-    each = math.lcm(*(max(1, part.shape[-1]) for part in parts))
-    return np.concatenate([part.repeat(each // max(1, part.shape[-1]), -1) for part in parts], -1)
+def pooled(parts: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    """Scores (..., runs) of all tasks side by side, and how often each counts: all tasks the same,
+    so where one has fewer runs, each of them counts more often. Whole numbers."""
+    counts = [part.shape[-1] for part in parts if part.shape[-1]]
+    each = math.lcm(*counts)
+    times = np.repeat([each // count for count in counts], counts).astype(np.int64)
+    return np.concatenate(parts, -1), times
 
 
 def single(scores: np.ndarray) -> bool:
@@ -56,37 +56,47 @@ def percentiles(values: np.ndarray) -> Interval:
     return float(low), float(high)
 
 
-def iqm(values: np.ndarray) -> np.ndarray:
-    """Interquartile mean over the last axis: without a quarter of the values at either end."""
-    return trim_mean(values, 0.25, axis=-1)
+def iqm(values: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Interquartile mean over the last axis, of `values` (..., n) that count `times` (n,): without
+    a quarter of them at either end, rounded down."""
+    order = values.argsort(-1)
+    ends = np.cumsum(times[order], -1)
+    total = times.sum()
+    cut = total // 4
+    inside = np.clip(ends, cut, total - cut)
+    kept = np.diff(inside, axis=-1, prepend=cut)
+    return (np.take_along_axis(values, order, -1) * kept).sum(-1) / (total - 2 * cut)
 
 
-def mean(values: np.ndarray) -> np.ndarray:
-    return np.mean(values, -1)
+def mean(values: np.ndarray, times: np.ndarray) -> np.ndarray:
+    return values @ times / times.sum()
 
 
 def estimate(
-    scores: np.ndarray, statistic: Callable[[np.ndarray], np.ndarray]
+    scores: np.ndarray, statistic: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> tuple[float, Interval | None]:
     """`statistic` of all scores, and its interval by the stratified bootstrap.
 
-    statistic: (..., scores of all tasks) -> (...)
+    statistic: (..., scores of all tasks), how often each counts -> (...)
     """
-    point = float(statistic(pooled(known(scores))))
+    point = float(statistic(*pooled(known(scores))))
     if single(scores):
         return point, None
     drawn = pooled(resample(scores, np.random.default_rng(SEED)))
-    return point, percentiles(statistic(drawn))
+    return point, percentiles(statistic(*drawn))
 
 
 def profile(scores: np.ndarray, taus: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """Performance profile: the share of runs of all tasks above each of `taus`, and (2, taus)."""
-    values = pooled(known(scores))
-    point = np.array([np.mean(values > tau) for tau in taus])
+
+
+    def above(values: np.ndarray, times: np.ndarray) -> np.ndarray:
+        return np.stack([mean(values > tau, times) for tau in taus], -1)
+
+    point = above(*pooled(known(scores)))
     if single(scores):
         return point, None
-    drawn = pooled(resample(scores, np.random.default_rng(SEED)))
-    shares = np.stack([np.mean(drawn > tau, -1) for tau in taus], -1)
+    shares = above(*pooled(resample(scores, np.random.default_rng(SEED))))
     return point, np.percentile(shares, PERCENTILES, axis=0)
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from envs.env import Space
 from envs.make import make_env
-from envs.pool import EnvPool, episode_seed
+from envs.pool import EnvPool, PoolFailed, episode_seed
 from envs.slots import PATIENCE
 from envs.testing import ODD_OBS, Counter, Failing, Odd
 
@@ -216,6 +216,26 @@ def test_too_many_failures_end_the_run_with_index_traceback_and_count(pool_of, p
         play(pool, 30)
     assert "as asked" in str(caught.value)
     assert "Traceback" in str(caught.value)
+
+
+class Unlike(Counter):
+    """Its observations are not what its space says."""
+
+    def step(self, action):
+        raise ValueError("observation 'vector' is float32 (5,), its space says float32 (4,)")
+
+
+@both
+def test_failures_before_any_step_end_the_run_at_the_second(pool_of, processes):
+    pool = pool_of(Unlike, 3, 0, processes, restarts_per_hour=10)
+    with pytest.raises(PoolFailed, match=r"before any has made a step[\s\S]*its space says"):
+        play(pool, 30)
+    assert pool.restarts == 2
+    restored = pool_of(Unlike, 3, 0, processes, restarts_per_hour=10)
+    state = pool_of(Counter, 3).state()
+    restored.restore(state)
+    with pytest.raises(PoolFailed, match="11 failures"):  # its steps were made before
+        play(restored, 30)
 
 
 class Unbuildable(Counter):

@@ -1,6 +1,7 @@
 """Statistics agree with rliable, and with what can be worked out by hand."""
 
 import itertools
+import tracemalloc
 
 import numpy as np
 import pytest
@@ -72,6 +73,23 @@ def test_tasks_with_fewer_runs_are_resampled_among_their_own_and_count_the_same(
     lost = np.array([easy, [0.1, 0.1, np.nan, np.nan, np.nan]]).T
     assert statistics.estimate(lost, statistics.iqm)[0] == pytest.approx(whole)
     assert statistics.profile(lost, np.array([0.5]))[0] == [0.5]
+
+
+def test_an_interquartile_mean_of_scores_that_count_more_than_once():
+    values, times = np.array([[4.0, 0.0, 2.0], [1.0, 1.0, 9.0]]), np.array([3, 3, 4])
+    # 0 0 0 2 2 2 2 4 4 4 and 1 1 1 1 1 1 9 9 9 9, two less at either end
+    assert statistics.iqm(values, times) == pytest.approx([(4 * 2 + 0 + 4) / 6, (4 + 2 * 9) / 6])
+
+
+def test_seeds_lost_by_some_tasks_cost_no_memory():
+    scores = np.random.default_rng(0).normal(size=(10, 48))
+    for task, lost in ((0, 1), (1, 2), (2, 3)):
+        scores[:lost, task] = np.nan
+    tracemalloc.start()
+    statistics.estimate(scores, statistics.iqm)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 1e9  # each as often as in the least common multiple of 10, 9, 8 and 7: 10e9
 
 
 def test_one_run_of_a_task_has_no_interval():
