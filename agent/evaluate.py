@@ -1,7 +1,8 @@
 """Evaluate a run: `python -m agent.evaluate --logdir logs/a --episodes 20`.
 
 Exactly N episodes, spread evenly over environment slots, with seeds that training never uses;
-greedy and sampled actions apart. Prints a table and writes evaluation.json in the run's folder.
+greedy and sampled actions apart. Prints a table and writes evaluation.json in the run's folder;
+`--video N` films the first N episodes of each.
 Weights, seeds and noise being the same, so are the numbers: on a CPU they are those that an
 evaluation beside training logs, and `--repeat` plays the last of these again.
 """
@@ -23,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+from agent.film import Film
 from agent.scores import normalised
 from configs import process
 from configs.schema import Config
@@ -140,16 +142,22 @@ def player(config: Config, pool: Any, weights: dict[str, Any]) -> Any:
 
 
 def measure(
-    config: Config, weights: dict[str, Any], episodes: int, slots: int = SLOTS, forget: int = 0
+    config: Config,
+    weights: dict[str, Any],
+    episodes: int,
+    slots: int = SLOTS,
+    forget: int = 0,
+    watch: dict[str, Callable[..., None]] | None = None,
 ) -> dict[str, Any]:
     """Play `episodes` in each mode with `player`: mode -> episodes, mean, interval_95, length, of
-    (scores.py), restarts, results."""
+    (scores.py), restarts, results. `watch`, by mode, as in `play`."""
     out: dict[str, Any] = {}
     for mode in MODES:
         pool = pool_of(config, episodes, slots)
         try:
             update = player(config, pool, weights)
-            results = play(update, pool, episodes, config.seed, mode == "greedy", forget)
+            seen = watch[mode] if watch else None
+            results = play(update, pool, episodes, config.seed, mode == "greedy", forget, seen)
         finally:
             pool.close()
         mean, half = interval([result["return"] for result in results])
@@ -246,15 +254,27 @@ def load_run(folder: Path, repeat: bool = False) -> tuple[Config, dict[str, Any]
 
 
 def evaluate(
-    folder: Path, episodes: int = 0, slots: int = SLOTS, forget: int = 0, repeat: bool = False
+    folder: Path,
+    episodes: int = 0,
+    slots: int = SLOTS,
+    forget: int = 0,
+    repeat: bool = False,
+    videos: int = 0,
 ) -> dict[str, Any]:
-    """Evaluate what `load_run` gives; 0 episodes: as many as an evaluation beside training."""
+    """Evaluate what `load_run` gives; 0 episodes: as many as an evaluation beside training. Writes
+    `videos` films of each mode to `evaluation` in the folder."""
     config, run = load_run(folder, repeat)
     about = {"task": config.task, "core": config.core}
     about.update({key: run[key] for key in ("agent_step", "update")})
     about["forget"] = forget
     episodes = episodes or run["episodes"]
-    return {**about, **measure(config, run["weights"], episodes, slots, forget)}
+    films = None
+    if videos:
+        films = {mode: Film(shares(min(videos, episodes), min(slots, episodes))) for mode in MODES}
+    result = measure(config, run["weights"], episodes, slots, forget, films)
+    for mode, film in (films or {}).items():
+        film.write(folder / "evaluation", mode, result[mode]["results"])
+    return {**about, **result}
 
 
 def show(result: dict[str, Any], rows: list[dict[str, Any]]) -> None:
@@ -273,6 +293,9 @@ def show(result: dict[str, Any], rows: list[dict[str, Any]]) -> None:
         )
         if row["restarts"]:
             print(f"  {row['restarts']} failures of environments: their episodes count as cut")
+        for played in row["results"]:
+            if "video" in played:
+                print(f"  {played['video']}: return {played['return']:.2f}")
     if not rows or result["forget"]:
         return
     here = [row for row in rows if row["agent_step"] == result["agent_step"]]
@@ -302,13 +325,17 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--repeat", action="store_true", help="weights of the last evaluation beside training"
     )
+    parser.add_argument("--video", type=int, default=0, help="episodes to film, in each mode")
     args = parser.parse_args(argv)
     if args.slots < 1 or (args.episodes is not None and args.episodes < 1):
         parser.error("--episodes and --slots must be at least 1")
     if args.forget < 0:
         parser.error("--forget must be a step of the episode, or 0")
+    if args.video < 0:
+        parser.error("--video must be a number of episodes, or 0")
+    asked = args.episodes or 0, args.slots, args.forget, args.repeat, args.video
     try:
-        result = evaluate(args.logdir, args.episodes or 0, args.slots, args.forget, args.repeat)
+        result = evaluate(args.logdir, *asked)
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

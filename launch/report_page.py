@@ -7,7 +7,6 @@ import re
 import shlex
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 from agent.scores import lines, source
 from launch import report_plots as drawn
@@ -52,13 +51,12 @@ def file_name(*words: str) -> str:
 
 
 def summary(
-    comparison: Comparison, manifest: dict[str, Any], foreign: list[Run], left_out: list[Run]
+    comparison: Comparison, match: str, foreign: list[Run], left_out: list[Run]
 ) -> list[Block]:
     """What is compared, at what budget, what is not there, and what still rises."""
     own = [run for run in comparison.runs if not run.foreign]
     seeds = ", ".join(map(str, dict.fromkeys(run.seed for run in own)))
     counts = Counter(run.status for run in own)
-    match = manifest.get("match", "none")
     items = [
         f"**Compared:** {plural(len(comparison.variants), 'variant')} "
         f"({listed(comparison.variants)}) on {plural(len(comparison.tasks), 'task')}, seeds {seeds}"
@@ -207,18 +205,19 @@ def settings(comparison: Comparison) -> list[Block]:
 
 
 def page(
-    manifest: dict[str, Any],
+    match: str,
     own: list[Run],
     foreign: list[Run],
     left_out: list[Run],
     plots: Path,
     argv: list[str],
 ) -> tuple[str, list[Block]]:
-    """Title and blocks; pictures are written into `plots`. left_out: runs of no task of `own`."""
-    comparison = Comparison([*own, *foreign], manifest.get("match", ""))
+    """Title and blocks; pictures are written into `plots`. match: what runs of the sweep
+    have in common, or `none`; left_out: runs of no task of `own`."""
+    comparison = Comparison([*own, *foreign], match)
     title = f"Comparison of {', '.join(comparison.variants)}"
     blocks: list[Block] = [Heading(1, title)]
-    blocks += summary(comparison, manifest, foreign, left_out)
+    blocks += summary(comparison, match, foreign, left_out)
     blocks += aggregate(comparison, plots)
     for task in comparison.tasks:
         blocks += of_task(comparison, task, plots)

@@ -89,7 +89,6 @@ def estimate(
 def profile(scores: np.ndarray, taus: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
     """Performance profile: the share of runs of all tasks above each of `taus`, and (2, taus)."""
 
-
     def above(values: np.ndarray, times: np.ndarray) -> np.ndarray:
         return np.stack([mean(values > tau, times) for tau in taus], -1)
 
