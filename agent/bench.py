@@ -29,6 +29,7 @@ from agent.auto import fake_batch
 from agent.profiling import bound, growth, rates
 from agent.profiling.cell import PARTS, Cell, acting, seconds, split
 from agent.profiling.peak import peak_apart
+from configs.command import command_line
 from configs.load import blocks
 from configs.mkl import choose_products
 from worldmodels.cores import CORES
@@ -158,7 +159,7 @@ def shape(text: str) -> str:
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("agent.bench", description=__doc__)
+    parser = command_line("agent.bench", __doc__)
     add = parser.add_argument
     add("--cores", nargs="+", default=["gru", "s3m"], choices=sorted(CORES), help="cores")
     add("--size", nargs="+", default=["1m"], choices=list(blocks("sizes")), help="size presets")

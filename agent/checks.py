@@ -3,18 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 from collections.abc import Iterator
+from pathlib import Path
 
 import torch
 
 from agent import limits
 from configs import load as configs
 from configs.schema import Config
+from envs.env import Space
 from envs.make import cheap
 from replay.budget import fewest
 from replay.replay import Replay
 
+log = logging.getLogger("agent")
+
+# A vector of more numbers is probably an image.
+LARGE = 4096
 # May differ between a run and its resumption; everything else must agree.
 FREE_AT_RESUME = (
     *("stop.", "logdir", "log.", "eval.", "checkpoint.", "replay.ram_gb"),
@@ -83,6 +90,26 @@ def check_mode(config: Config) -> None:
             "--loop.mode offline ends after --stop.updates <number>, or --stop.flops or "
             "--stop.seconds, one of which must be given"
         )
+
+
+def check_source(config: Config) -> None:
+    """A warning where `replay.from` holds the steps of another task."""
+    file = Path(config.replay.from_) / "config.yaml"
+    if config.replay.from_ and file.exists():
+        task = configs.read_yaml(file).get("task")
+        if task != config.task:
+            log.warning("replay.from holds steps of %s; this run is of %s", task, config.task)
+
+
+def check_sizes(obs_space: dict[str, Space]) -> None:
+    """A warning for vectors that are probably images."""
+    for key, space in obs_space.items():
+        if space.kind == "vector" and space.shape[0] > LARGE:
+            log.warning(
+                "observation %r is a vector of %d numbers, which an MLP will read; an image must "
+                "be a uint8 box (height, width, channels)",
+                *(key, space.shape[0]),
+            )
 
 
 def check_device(config: Config) -> None:

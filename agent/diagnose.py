@@ -32,6 +32,7 @@ from agent.diagnostics import (
 )
 from agent.diagnostics.recording import Recording
 from agent.evaluate import load_run
+from configs.command import command_line
 
 MODULES = {
     "horizon": horizon,
@@ -145,7 +146,7 @@ def label_of(text: str) -> tuple[str, int]:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, or 2 for a wrong command."""
-    parser = argparse.ArgumentParser("agent.diagnose", description=__doc__)
+    parser = command_line("agent.diagnose", __doc__)
     parser.add_argument("--logdir", type=Path, required=True, help="folder of the run")
     parser.add_argument("--only", nargs="+", default=[], choices=MODULES, help="of these alone")
     parser.add_argument("--episodes", type=int, default=0, help="0: by the cost of the task")

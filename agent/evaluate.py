@@ -9,7 +9,6 @@ evaluation beside training logs, and `--repeat` plays the last of these again.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 import math
@@ -27,6 +26,7 @@ import numpy as np
 from agent.film import Film
 from agent.scores import normalised
 from configs import process
+from configs.command import command_line
 from configs.schema import Config
 
 MODES = ("greedy", "sampled")
@@ -315,7 +315,7 @@ def show(result: dict[str, Any], rows: list[dict[str, Any]]) -> None:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("agent.evaluate", description=__doc__)
+    parser = command_line("agent.evaluate", __doc__)
     parser.add_argument("--logdir", type=Path, required=True, help="folder of the run")
     parser.add_argument("--episodes", type=int, help="episodes in each mode; as in the run")
     parser.add_argument("--slots", type=int, default=SLOTS, help="environments side by side")

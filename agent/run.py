@@ -25,6 +25,8 @@ from agent.checks import (
     check_flops,
     check_mode,
     check_ranks,
+    check_sizes,
+    check_source,
     check_threads,
     lasting,
     reconcile,
@@ -197,6 +199,9 @@ def assemble(
     pool = make_pool(config, ranks)
     stack.callback(pool.close)
     spaces = pool.obs_space, pool.act_space
+    if choices and ranks.number == 0:
+        check_sizes(pool.obs_space)
+        check_source(config)
     if choices:
         choices.reasons.append(products)
         config = choices.by_spaces(config, *spaces)

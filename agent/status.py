@@ -7,7 +7,6 @@ error, the trend of its scores, its memory and its disk.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import fcntl
 import json
@@ -25,6 +24,7 @@ from typing import Any
 from agent import limits
 from agent.pace import ROWS, between, span
 from configs import load as configs
+from configs.command import command_line
 from configs.load import ConfigError
 from configs.schema import Config
 
@@ -183,7 +183,7 @@ def quiet() -> Iterator[None]:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, or 2 where a folder holds no run."""
-    parser = argparse.ArgumentParser("agent.status", description=__doc__)
+    parser = command_line("agent.status", __doc__)
     parser.add_argument("folders", nargs="+", type=Path, metavar="LOGDIR")
     parser.add_argument("--json", action="store_true", help="one object a line")
     args = parser.parse_args(argv)

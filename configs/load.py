@@ -33,6 +33,7 @@ CHOSEN_BY = ("task", "preset", "logdir", "seed")
 RENAMED = {"steps": "stop.steps", "updates": "stop.updates"}
 # The least value of counts for which it is not 1, or 0 where their default is 0.
 LEAST = {"optim.warmup": 0, "env.restarts_per_hour": 0, "rlt.feedback": 0, "batch.length": 2}
+LEAST |= {"env.timeout": 1, "behaviour.discount_horizon": 1}
 
 
 class ConfigError(ValueError):
@@ -44,9 +45,9 @@ def nearest(word: str, known: list[str]) -> str:
     last = word.rpartition(".")[2]
     ends = {name.rpartition(".")[2]: name for name in reversed(known)}
     # A right name at the wrong level is as common as a misspelt one.
-    ways = ((word, known), (last, list(ends)))
-    close = [m for text, names in ways for m in difflib.get_close_matches(text, names, 1, 0.6)]
-    hint = f"; did you mean {ends.get(close[-1], close[-1])!r}?" if close else ""
+    ways = ((word, known, 0.85), (last, list(ends), 0.6), (word, known, 0.6))
+    close = [m for text, of, least in ways for m in difflib.get_close_matches(text, of, 1, least)]
+    hint = f"; did you mean {ends.get(close[0], close[0])!r}?" if close else ""
     return hint + (f"; known: {', '.join(known)}" if len(known) < 20 else "; --help lists them")
 
 
@@ -114,8 +115,17 @@ def convert(key: str, value: Any, where: str) -> Any:
 
 
 def check_key(key: str, where: str) -> None:
-    if key not in LEAVES:
-        raise ConfigError(f"{where}: no setting {key!r}" + nearest(key, list(LEAVES)))
+    """ConfigError for what is no setting, with the nearest of its own group, or else of all."""
+    if key in LEAVES:
+        return
+    group, _, last = key.partition(".")
+    inside = {name.partition(".")[2]: name for name in LEAVES if name.startswith(f"{group}.")}
+    if inside and not last:
+        names = ", ".join(inside.values())
+        raise ConfigError(f"{where}: {key!r} is a group of settings: {names}")
+    close = difflib.get_close_matches(last, list(inside), 1, 0.6)
+    known = list(inside.values() if close else LEAVES)
+    raise ConfigError(f"{where}: no setting {key!r}" + nearest(key, known))
 
 
 def flatten(

@@ -52,7 +52,10 @@ def flatten_space(space: spaces.Space, name: str = "") -> dict[str, spaces.Space
         return {name or {"discrete": "token"}.get(kind, kind): space}
     out: dict[str, spaces.Space] = {}
     for key, child in children.items():
-        out.update(flatten_space(child, f"{name}/{key}" if name else key))
+        leaves = flatten_space(child, f"{name}/{key}" if name else key)
+        if same := sorted(set(out) & set(leaves)):
+            raise ValueError(f"two observations would both be called {same[0]!r}: rename one")
+        out.update(leaves)
     return out
 
 

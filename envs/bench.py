@@ -6,7 +6,6 @@ the timed windows.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import json
 import statistics
@@ -14,6 +13,7 @@ import time
 
 import numpy as np
 
+from configs.command import command_line
 from envs.memory_maze import MemoryMaze
 from envs.pool import EnvPool
 from envs.rendering import pick_backend
@@ -31,7 +31,7 @@ def rate(pool: EnvPool, steps: int) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("envs.bench", description=__doc__)
+    parser = command_line("envs.bench", __doc__)
     parser.add_argument("--size", default="9x9", help="maze size")
     parser.add_argument("--steps", type=int, default=150, help="steps of a timed window")
     parser.add_argument("--rounds", type=int, default=3, help="windows of each variant")

@@ -7,7 +7,6 @@ installed does not work; a suite that is not installed is no fault.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import importlib.metadata
 import importlib.util
@@ -23,6 +22,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from configs.command import command_line
 from configs.schema import Config
 from envs.env import Space
 from envs.make import PACKAGES, SUITES, cheap, check_task, make_env
@@ -108,9 +108,7 @@ class Doctor:
             elif package and importlib.util.find_spec(package) is None:
                 print(f"{suite:12} not installed: {install}")
             else:
-                version = importlib.metadata.version(kit.wheel) if kit.wheel else "of its own"
-                version = f"{kit.wheel} {version}".strip()
-                print(f"{suite:12} {version:20} {kit.task:26}", end=" ", flush=True)
+                print(f"{suite:12} {self.version(kit):20} {kit.task:26}", end=" ", flush=True)
                 try:
                     check_task(kit.task)
                     print(self.rates(kit.task, quick))
@@ -120,6 +118,14 @@ class Doctor:
                     last = str(error).strip().splitlines()[-1:] or [repr(error)]
                     if not (self.blind and kit.draws):  # that has been told
                         self.fault(f"{kit.task}: {last[0]}", install)
+
+    def version(self, kit: Kit) -> str:
+        if not kit.wheel:
+            return "of its own"
+        try:
+            return f"{kit.wheel} {importlib.metadata.version(kit.wheel)}"
+        except importlib.metadata.PackageNotFoundError:  # found on the path, not installed
+            return f"{kit.wheel} ?"
 
     def rates(self, task: str, quick: bool) -> str:
         """Speeds; with `quick` only whether a worker steps, or this process if that is usual."""
@@ -189,7 +195,7 @@ class Doctor:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("envs.doctor", description=__doc__)
+    parser = command_line("envs.doctor", __doc__)
     parser.add_argument("--quick", action="store_true", help="try every suite, time none")
     args = parser.parse_args(argv)
     doctor = Doctor()

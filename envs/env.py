@@ -117,7 +117,8 @@ def check_spaces(obs_space: dict[str, Space], act_space: Space) -> None:
 def check(key: str, value: Any, space: Space) -> np.ndarray:
     """A fresh array of `value` in the space's dtype; ValueError when it does not fit the space."""
     array = np.asarray(value)
-    if array.shape != space.shape or not np.can_cast(array.dtype, space.dtype, "same_kind"):
+    how = "safe" if space.kind == "image" else "same_kind"  # uint16 would wrap
+    if array.shape != space.shape or not np.can_cast(array.dtype, space.dtype, how):
         raise ValueError(
             f"observation {key!r} is {array.dtype} {array.shape}, its space says {space.dtype} "
             f"{space.shape}: correct the environment's observation space"

@@ -6,15 +6,16 @@ one all tasks of fixed name are shown. `--write` builds every environment to mak
 
 from __future__ import annotations
 
-import argparse
 import dataclasses
 import fnmatch
+import signal
 import sys
 from typing import Any
 
 import numpy as np
 
 from configs import load as configs
+from configs.command import command_line
 from envs import table
 from envs.env import Env, Space
 from envs.make import SUITES, make_env
@@ -137,7 +138,7 @@ def line(task: str, row: Row) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser("envs.list", description=__doc__)
+    parser = command_line("envs.list", __doc__)
     parser.add_argument("pattern", nargs="?", default="", help="part of a name, or wildcards")
     parser.add_argument("--write", action="store_true", help="make tasks.tsv anew (minutes)")
     args = parser.parse_args(argv)
@@ -169,4 +170,5 @@ def write() -> None:
 
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # `| head` is no failure
     sys.exit(main())

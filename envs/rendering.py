@@ -65,7 +65,7 @@ def pick_backend() -> str:
 def choose_backend() -> None:
     """Before dm_control is imported: keep a backend that is set, as in a child of a process that
     chose one, or find one."""
-    if "MUJOCO_GL" not in os.environ:
+    if not os.environ.get("MUJOCO_GL"):
         pick_backend()
 
 

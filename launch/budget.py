@@ -30,6 +30,7 @@ from agent.learner import Learner
 from agent.profiling import cell
 from agent.update import Update
 from configs import load as configs
+from configs.command import command_line
 from configs.load import ConfigError
 from configs.mkl import choose_products
 from configs.schema import Config
@@ -255,7 +256,7 @@ def write(folder: Path, budget: Budget, solved: dict[str, dict[str, Any]], words
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("launch.budget", description=__doc__)
+    parser = command_line("launch.budget", __doc__)
     add = parser.add_argument
     add("--cores", nargs="+", choices=CORES, default=list(CORES), help="the first is the measure")
     add("--size", default="1m", help="size preset (configs/sizes.yaml)")

@@ -23,6 +23,7 @@ if __name__ == "__main__":
 import numpy as np
 import torch
 
+from configs.command import command_line
 from configs.load import ConfigError, resolve
 from launch import recall_report
 from launch.streams import TASKS, Task, make_task
@@ -35,7 +36,7 @@ MAY_CHANGE = ("cores", "seeds", "out", "threads")
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("launch.recall", description=__doc__)
+    parser = command_line("launch.recall", __doc__)
     add = parser.add_argument
     add("--task", choices=TASKS, required=True)
     add("--cores", nargs="+", default=["gru", "s3m"], help="CORE or CORE:KEY=VALUE:..., a variant")

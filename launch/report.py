@@ -8,11 +8,11 @@ and settings. Every run is shown, whatever became of it; of a sweep, all that it
 
 from __future__ import annotations
 
-import argparse
 import importlib.util
 import sys
 from pathlib import Path
 
+from configs.command import command_line
 from launch.document import to_html, to_markdown
 from launch.folders import read_folders
 from launch.runs import MANIFEST, Run, read_csv, read_manifest, read_sweep
@@ -63,7 +63,7 @@ def write(folders: list[Path], files: list[Path], out: Path | None, argv: list[s
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, or 2 for a folder without sweep or run and a file that cannot be read."""
     argv = sys.argv[1:] if argv is None else argv
-    parser = argparse.ArgumentParser("launch.report", description=__doc__)
+    parser = command_line("launch.report", __doc__)
     add = parser.add_argument
     add("folders", type=Path, nargs="+", metavar="FOLDER", help="a sweep, or runs of agent.train")
     add("--csv", type=Path, nargs="+", default=[], help="runs of other programs (launch/README.md)")

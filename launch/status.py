@@ -6,7 +6,6 @@ table is renewed until all is finished; elsewhere it is printed once.
 
 from __future__ import annotations
 
-import argparse
 import math
 import statistics
 import sys
@@ -22,6 +21,7 @@ from rich.text import Text
 
 from agent.pace import span
 from agent.status import ERROR, SCORES, look, quiet
+from configs.command import command_line
 from launch.attempt import beside, folder, last_words, packed, state
 from launch.manifest import Entry
 from launch.runs import read_manifest, unpack
@@ -146,7 +146,7 @@ def view(rows: list[dict[str, Any]]) -> Group:
 
 def main(argv: list[str] | None = None) -> int:
     """Exit status: 0, or 2 where the folder holds no sweep."""
-    parser = argparse.ArgumentParser("launch.status", description=__doc__)
+    parser = command_line("launch.status", __doc__)
     parser.add_argument("sweep", type=Path)
     parser.add_argument("--every", type=float, default=5.0, help="seconds between looks; 0: once")
     args = parser.parse_args(argv)

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.limits import limits
+from configs.command import command_line
 from configs.load import resolve
 from envs.make import check_task
 from launch import manifest, slurm
@@ -36,7 +37,7 @@ UNITS = {
 
 
 def arguments(argv: list[str] | None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser("launch.sweep", description=__doc__)
+    parser = command_line("launch.sweep", __doc__)
     add = parser.add_argument
     add("--tasks", nargs="+")
     add("--cores", nargs="+", help="CORE or CORE:KEY=VALUE:..., a variant")

@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 
+from configs.command import command_line
 from replay.blocks import Fields
 from replay.replay import Replay
 
@@ -121,7 +122,7 @@ def measure(folder: Path, kind: str, steps: int, args: argparse.Namespace) -> di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("replay.bench", description=__doc__)
+    parser = command_line("replay.bench", __doc__)
     parser.add_argument("--folder", type=Path, default=None, help="where to write")
     parser.add_argument("--steps", type=int, nargs="+", default=[100_000], help="sizes to measure")
     parser.add_argument("--kind", choices=list(KINDS), default="image", help="what a step holds")

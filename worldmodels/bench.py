@@ -7,7 +7,6 @@ parameters. Rounds are interleaved; medians and their ratio are printed, and a J
 
 from __future__ import annotations
 
-import argparse
 import json
 import statistics
 import time
@@ -19,6 +18,7 @@ if __name__ == "__main__":
 
 import torch
 
+from configs.command import command_line
 from configs.load import resolve
 from configs.mkl import choose_products
 from worldmodels import latent
@@ -51,7 +51,7 @@ def once(world: WorldModel, inputs: tuple[torch.Tensor, ...], dtype: torch.dtype
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser("worldmodels.bench", description=__doc__)
+    parser = command_line("worldmodels.bench", __doc__)
     parser.add_argument("--size", default="12m", help="size preset")
     parser.add_argument("--shapes", nargs="*", default=["16x64", "4x256", "4x1024"], help="BxT")
     parser.add_argument("--rounds", type=int, default=3, help="timed rounds")

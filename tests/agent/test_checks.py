@@ -8,9 +8,10 @@ import pytest
 
 from agent import train
 from agent.checkpoint import Checkpoints
-from agent.checks import RunError, check_capacity, fewest_steps, lasting
+from agent.checks import RunError, check_capacity, check_sizes, check_source, fewest_steps, lasting
 from agent.run import run
 from configs import load as configs
+from envs.env import Space
 
 SMALL = [
     *("--task", "test_counter", "--size", "debug", "--precision", "float32", "--device", "cpu"),
@@ -144,3 +145,21 @@ def test_a_full_disk_is_told_by_the_rank_that_has_it(tmp_path, monkeypatch, caps
     monkeypatch.setattr("agent.run.run", full)
     assert train.main([*SMALL, "--logdir", str(tmp_path)]) == 1
     assert "error: disk full: here" in capsys.readouterr().err
+
+
+def test_steps_of_another_task_are_warned_of(tmp_path, caplog):
+    configs.save(configs.resolve(SMALL), tmp_path / "config.yaml")
+    learn = ["--replay.from", str(tmp_path), "--task"]
+    check_source(configs.resolve([*learn, "test_counter"]))
+    check_source(configs.resolve(SMALL))
+    assert not caplog.messages
+    check_source(configs.resolve([*learn, "test_constant"]))
+    told = "replay.from holds steps of test_counter; this run is of test_constant"
+    assert caplog.messages == [told]
+
+
+def test_vectors_that_may_be_images_are_warned_of(caplog):
+    check_sizes({"a": Space("vector", (4096,)), "b": Space("image", (99, 99, 3))})
+    assert not caplog.messages
+    check_sizes({"view": Space("vector", (12288,))})
+    assert "observation 'view' is a vector of 12288 numbers" in caplog.text

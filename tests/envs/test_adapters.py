@@ -102,6 +102,7 @@ def test_nested_spaces_are_named_by_their_path():
     [
         (spaces.Box(0, 255, (4, 4, 3), np.uint8), np.zeros((3, 4, 3), np.uint8), r"\(3, 4, 3\)"),
         (spaces.Box(0, 255, (4, 4, 3), np.uint8), np.zeros((4, 4, 3)), "float64"),
+        (spaces.Box(0, 255, (4, 4, 3), np.uint8), np.full((4, 4, 3), 300, np.uint16), "uint16"),
         (spaces.Box(0, 1, (3,)), np.zeros(2), r"'vector'.*\(2,\).*\(3,\)"),
         (spaces.Discrete(3), 3, r"'token' is \[3\]"),
         (spaces.Discrete(3), 0.5, "float64"),
@@ -155,6 +156,11 @@ def test_discrete_actions_are_shifted_and_shaped():
         (spaces.Text(3), DISCRETE, "observation: a space of type Text"),
         (spaces.Dict({"x": spaces.Sequence(DISCRETE)}), DISCRETE, "x: a space of type Sequence"),
         (spaces.Box(0, 255, (4, 84, 84), np.uint8), DISCRETE, "has its channels first"),
+        (
+            spaces.Dict({"a/b": DISCRETE, "a": spaces.Dict({"b": DISCRETE})}),
+            DISCRETE,
+            "two observations would both be called 'a/b'",
+        ),
         (DISCRETE, spaces.Tuple([DISCRETE]), "action: a space of type Tuple"),
         (DISCRETE, spaces.Dict({"x": DISCRETE}), "action: a space of type Dict"),
     ],
