@@ -33,8 +33,8 @@ class EpisodeTable(Lines):
         self.read()
 
     def read(self) -> None:
-        """The totals are those of the last row."""
-        lines = self.path.read_text().splitlines()
+        """The totals are those of the last row; a kill may have cut the line after it."""
+        *lines, _ = self.path.read_text().split("\n")
         names, *rows = [line.split(",") for line in lines] or [[]]
         self.totals = dict(zip(names, map(float, rows[-1]), strict=True)) if rows else {}
         self.headed = bool(names)

@@ -46,6 +46,7 @@ class FeatureHead(nn.Module):
     def forward(self, hz: Tensor, x: Tensor | None) -> Tensor:
         """hz (..., D+Z): h and z side by side; x (..., X) is not looked at by `output`."""
         hidden = self.from_hz(hz[..., self.h :] if self.features == "hidden" else hz)
-        if x is not None and self.features != "output":
+        if self.features != "output":
+            assert x is not None, f"features {self.features} read x"
             hidden = hidden + self.from_x(x if self.norm is None else self.norm(x))
         return self.mlp(self.enter(hidden)).float()

@@ -71,6 +71,8 @@ def test_totals_go_on_after_rows_are_taken_back(tmp_path):
     length = table.state()
     table.write(score(100, 50.0, total_regret=70.0, best_episode=70.0))
     table.close()
+    with path.open("a") as file:
+        file.write("117,4,5")  # a kill within a line
     again = EpisodeTable(path)
     again.restore(length)
     again.write(score(9, 0.5, total_regret=1.0, best_episode=4.0))
