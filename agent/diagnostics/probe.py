@@ -25,6 +25,7 @@ from agent.diagnostics.recording import Episode, Recording
 KINDS = ("linear", "mlp")
 PARTS = ("h", "x", "z")
 MOST_CLASSES = 32
+FEWEST = 10  # episodes
 HELD_OUT = 0.2  # share of the episodes
 HIDDEN = 64
 STEPS = 100  # of L-BFGS
@@ -86,10 +87,14 @@ def fit(inputs: Tensor, label: tuple[str, Tensor], outputs: int, kind: str, deca
     return model
 
 
+def held_out(episodes: int, share: float = HELD_OUT) -> int:
+    return max(1, round(share * episodes))
+
+
 def split(episode: Tensor, share: float) -> tuple[Tensor, Tensor]:
     """Rows (R,) that learn and rows that count, by the number of the episode each is of."""
     names = episode.unique()
-    held = names[len(names) - max(1, round(share * len(names))) :]
+    held = names[len(names) - held_out(len(names), share) :]
     counts = torch.isin(episode, held)
     return ~counts, counts
 
@@ -101,7 +106,7 @@ def score(features: Tensor, targets: Tensor, episode: Tensor, label: str, kind: 
     """
     outputs = int(targets.max()) + 1 if label == "class" else targets[0].numel()
 
-    def held_out(learns: Tensor, counts: Tensor, decay: float) -> float:
+    def tried(learns: Tensor, counts: Tensor, decay: float) -> float:
         mean, std = features[learns].mean(0), features[learns].std(0)
         # What never changed while learning says nothing, whatever it does later.
         inputs = torch.where(std > 1e-6, (features - mean) / std, 0.0)
@@ -113,8 +118,8 @@ def score(features: Tensor, targets: Tensor, episode: Tensor, label: str, kind: 
     inner, outer = split(episode[learns], HELD_OUT)
     rows = learns.nonzero().squeeze(1)
     sign = -1 if label == "places" else 1
-    best = max(DECAYS, key=lambda decay: sign * held_out(rows[inner], rows[outer], decay))
-    return held_out(learns, counts, best)
+    best = max(DECAYS, key=lambda decay: sign * tried(rows[inner], rows[outer], decay))
+    return tried(learns, counts, best)
 
 
 def chance(targets: Tensor, episode: Tensor, label: str) -> float:
@@ -203,30 +208,34 @@ def measure(
         if key not in spaces or not 0 <= index < torch.Size(spaces[key].shape).numel():
             shapes = ", ".join(f"{name} {space.shape}" for name, space in spaces.items())
             raise ValueError(f"--label {key}:{index}: the observations are {shapes}")
+    maze = "label/maze_layout" in run.episodes[0].steps
+    if not (label or maze):
+        raise ValueError("there is no label to read: give --label KEY:INDEX of an observation")
     found: dict[str, dict[str, Any]] = {}
     for age in ages:
-        if sum(len(episode) > age for episode in run.episodes) < 10:
+        if sum(len(episode) > age for episode in run.episodes) < FEWEST:
             continue
         labels = {}
         if label:
             labels[f"{label[0]}:{label[1]} at step {when}"] = class_label(
                 run.episodes, *label, when, age
             )
-        if "label/maze_layout" in run.episodes[0].steps:
+        if maze:
             labels |= maze_labels(run.episodes, age)
         for name, one in labels.items():
             row = {"age": age, **read(run.episodes, one)}
             found.setdefault(name, {"is": IS[one.kind], "rows": []})["rows"].append(row)
     if not found:
         raise ValueError(
-            "there is no label to read, or fewer than 10 episodes reach the steps "
-            f"{', '.join(map(str, ages))}: give --label KEY:INDEX of an observation, or other --at"
+            f"fewer than {FEWEST} of {len(run.episodes)} episodes reach the steps "
+            f"{', '.join(map(str, ages))}: give more --episodes, or other --at"
         )
     return {
         "about": "scores on held-out episodes of models that read a label from h, x and z at a "
         "step of the episode; chance: of the best constant; told: of a model that gets only what "
         "all get besides the latents (place and direction)",
         "episodes": len(run.episodes),
+        "held_out": held_out(len(run.episodes)),
         "labels": found,
     }
 
@@ -258,7 +267,8 @@ def plot(figure: Any, result: dict[str, Any]) -> None:
 def lines(result: dict[str, Any]) -> list[str]:
     out = []
     for name, label in result["labels"].items():
-        out.append(f"{name}: {label['is']}, {result['episodes']} episodes")
+        episodes = f"{result['episodes']} episodes, {result['held_out']} of them held out"
+        out.append(f"{name}: {label['is']}, {episodes}")
         names = [key for key in label["rows"][0] if key not in ("age", "rows")]
         out.append(f"{'step':>5}" + "".join(f"{key:>12}" for key in names))
         for row in label["rows"]:

@@ -108,7 +108,7 @@ def test_what_was_made_of_other_weights_goes(folder, tmp_path):
         (["--only", "probe", "--label", "vector:9"], "the observations are vector (3,)"),
         (["--only", "probe", "--label", "image:0"], "the observations are vector (3,)"),
         (["--only", "probe", "--label", "vector:1"], "it took 1 values in 12 episodes"),
-        (["--only", "probe", "--at", "99"], "fewer than 10 episodes reach the steps 99"),
+        (["--only", "probe", "--at", "99"], "episodes reach the steps 99: give more --episodes"),
     ],
 )
 def test_what_cannot_be_made_is_one_line(folder, flags, words, capsys):
