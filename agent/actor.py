@@ -19,11 +19,16 @@ def put(into: Any, values: Any, rows: Tensor) -> None:
 
 
 class Actor:
-    """Chooses actions for `count` slots; `carry` holds core state, z and action of each."""
+    """Chooses actions for `count` slots; `carry` holds core state, z and action of each.
+
+    Weights that change are told with `use`.
+    """
 
     def __init__(self, update: Update, count: int, seed: int, purpose: str = "act", rank: int = 0):
         self.update, self.count, self.seed = update, count, seed
         self.purpose, self.rank = purpose, rank
+        self.number = 0  # of updates that the weights hold
+        self.prepared: Any = None  # what acting makes of these weights alone
         self.device = update.return_range.device
         self.tick = 0
         # Of the last call: hz (n, D + S*C) and x (n, X), and the norms (n,) of x on the host.
@@ -31,6 +36,12 @@ class Actor:
         self.x_norm = torch.zeros(0)
         with torch.inference_mode():
             self.carry = tree_map(torch.clone, update.world.initial(count))
+
+    def use(self, update: Update, number: int) -> None:
+        """Act with the weights of `update`, which hold `number` updates."""
+        if number != self.number:
+            self.number, self.prepared = number, None
+        self.update = update
 
     @torch.inference_mode()
     def act(self, ids: np.ndarray, obs: dict[str, np.ndarray], greedy: bool = False) -> np.ndarray:
@@ -46,7 +57,8 @@ class Actor:
         carry = self.carry if every else tree_map(lambda leaf: leaf[rows], self.carry)
         random = seeding.generator(self.seed, self.purpose, self.tick, self.device, self.rank)
         noise = world.noise(len(ids), generator=random)
-        latents, carry = world.step(seen, is_first, carry, noise)
+        self.prepared = self.prepared or world.prepare()
+        latents, carry = world.step(seen, is_first, carry, noise, self.prepared)
         self.latents = latents
         out = self.update.actor(**latents)
         noise = policy.noise(world.bins, (len(ids),), random)

@@ -34,6 +34,7 @@ from agent.learner import Learner
 from agent.logger import Logger, Terminal
 from agent.pace import span
 from agent.ranks import Ranks
+from agent.update import Update
 from agent.usage import Usage
 from configs.schema import Config
 from envs.pool import EnvPool
@@ -134,8 +135,13 @@ class Loop(Counters):
                 break
             self.tick()
 
+    def weights(self) -> tuple[Update, int]:
+        """What acting uses, and the updates that it holds."""
+        return self.learner.update, self.learner.updates
+
     def tick(self) -> None:
         """One step of the slots that are due, into the replay."""
+        self.actor.use(*self.weights())
         ids, obs = self.pool.recv()
         states = self.carry.before(obs, ids, self.actor, self.due() - self.staleness)
         action = self.actor.act(ids, obs)

@@ -21,6 +21,7 @@ import torch
 
 from agent.loop import Loop
 from agent.published import Published
+from agent.update import Update
 
 POLL = 0.001  # seconds between two looks of an actor that waits; it is ahead, so it has the time
 IDLE = 0.1  # seconds after which a learner without work reports
@@ -89,11 +90,14 @@ class Overlapped(Loop):
         stream.wait_stream(torch.cuda.default_stream(self.actor.device))
         return torch.cuda.stream(stream)
 
-    def tick(self) -> None:
-        """A step with the latest weights, which lack at most `loop.lead` of the updates due."""
-        self.between = False
-        self.actor.update, number = self.published.take()
+    def weights(self) -> tuple[Update, int]:
+        """The latest, which lack at most `loop.lead` of the updates due."""
+        update, number = self.published.take()
         self.staleness = self.due(self.ahead()) - number
+        return update, number
+
+    def tick(self) -> None:
+        self.between = False
         super().tick()
         self.between = True
 

@@ -188,7 +188,7 @@ class WorldModel(nn.Module):
         self, projected: Tensor, previous: Tensor, is_first: Tensor, carry: Carry, noise: Tensor
     ) -> tuple[dict[str, Any], Any]:
         state, z = carry["core"], carry["z"]
-        prepared, posterior = self.core.prepare(), self.posterior.prepare()
+        prepared, posterior = self.prepare()
         keys = ("h", "x", "z", "post")
         steps: dict[str, list[Tensor]] = {key: [] for key in keys}
         states: dict[str, list[Tensor]] = {key: [] for key in state}
@@ -209,20 +209,31 @@ class WorldModel(nn.Module):
         context = {key: torch.stack(values, 1) for key, values in states.items()}
         return {**out, "context": context}, state
 
+    def prepare(self) -> tuple[Any, Any]:
+        """What the core and a recurrent posterior make of their weights alone, for many steps."""
+        return self.core.prepare(), self.posterior.prepare() if self.recurrent else None
+
     def step(
-        self, obs: dict[str, Tensor], is_first: Tensor, carry: Carry, noise: Tensor
+        self,
+        obs: dict[str, Tensor],
+        is_first: Tensor,
+        carry: Carry,
+        noise: Tensor,
+        prepared: tuple[Any, Any] | None = None,
     ) -> tuple[dict[str, Tensor], Carry]:
         """Acting: one observation (B, ...) to `hz`, h and z side by side, and x (B, ...).
 
-        The action of the carry is filled in later.
+        The action of the carry is filled in later. `prepared` is of `prepare`, by the same weights.
         """
+        of_core, of_posterior = prepared or self.prepare()
         first = is_first[:, None]
         z, action = (torch.where(first, 0.0, carry[key]) for key in ("z", "action"))
-        h, x, core = self.core.step(torch.cat([z, action], -1), is_first, carry["core"])
+        u = torch.cat([z, action], -1)
+        h, x, core = self.core.step(u, is_first, carry["core"], of_core)
         h = self.readout(h)
         projected = self.posterior.project(self.encoder(obs))
         if self.recurrent:
-            logits = self.posterior.step(projected, h, self.posterior.prepare())
+            logits = self.posterior.step(projected, h, of_posterior)
         else:
             logits = self.posterior(projected)
         z = self.sample(logits, noise)

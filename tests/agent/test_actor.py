@@ -29,6 +29,37 @@ def test_forgetting_makes_the_memory_of_a_slot_initial_at_its_age(tiny, core):
     assert any(not torch.equal(start[key][0], value[1]) for key, value in before.items())
 
 
+@pytest.mark.parametrize("posterior", ["parallel", "recurrent"])
+@pytest.mark.parametrize("core", ["gru", "s3m"])
+def test_what_acting_makes_of_weights_is_kept_until_they_change(tiny, core, posterior):
+    config = tiny("--core", core, "--model.posterior", posterior)
+    obs = {"vector": np.ones((2, 3), np.float32), "is_last": np.zeros(2, bool)}
+    first, ids = {**obs, "is_first": np.ones(2, bool)}, np.arange(2)
+
+    def latents(actor):
+        actor.act(ids, first)
+        return actor.latents["hz"]
+
+    old, new = (Update(config, OBS, ACT) for _ in range(2))
+    actor = Actor(old, 2, 0)
+    latents(actor)
+    kept = actor.prepared
+    actor.use(old, 0)
+    actor.act(ids, first)
+    assert actor.prepared is kept
+    actor.use(new, 1)
+    fresh = Actor(new, 2, 0)
+    fresh.tick = actor.tick  # of its noise
+    assert torch.equal(latents(actor), latents(fresh))
+    with torch.no_grad():
+        for weight in new.parameters():
+            weight.mul_(1.5)
+    actor.use(new, 2)
+    fresh = Actor(new, 2, 0)
+    fresh.tick = actor.tick
+    assert torch.equal(latents(actor), latents(fresh))
+
+
 def test_what_the_next_step_is_told_is_the_action_that_is_sent_and_stored(tiny):
     """Samples of a normal pass the bounds where the environment clips them."""
     actor = Actor(Update(tiny("--core", "gru"), OBS, Space("vector", (2,))), 64, 0)
