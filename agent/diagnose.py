@@ -114,8 +114,18 @@ def diagnose(args: argparse.Namespace) -> tuple[dict[str, Any], dict[str, Any]]:
     return {**about, "skipped": skipped}, made
 
 
+def words(about: dict[str, Any], made: dict[str, Any]) -> str:
+    """What is printed: of which run it is, then the lines of each result."""
+    head = f"{about['task']}, core {about['core']}, step {about['agent_step']:,}"
+    parts = [head + (f", {about['episodes']} episodes" if about["episodes"] else "")]
+    parts += ["\n".join([name, *MODULES[name].lines(result)]) for name, result in made.items()]
+    parts += [f"{name}: left out, {reason}" for name, reason in about["skipped"].items()]
+    return "\n\n".join(parts)
+
+
 def write(folder: Path, about: dict[str, Any], made: dict[str, Any]) -> None:
-    """diagnostics.json and pictures; what was made before of other weights is removed."""
+    """diagnostics.json, the same as text, and pictures; what was made before of other weights is
+    removed."""
     folder.mkdir(exist_ok=True)
     file = folder / "diagnostics.json"
     before = json.loads(file.read_text()) if file.exists() else {}
@@ -128,6 +138,7 @@ def write(folder: Path, about: dict[str, Any], made: dict[str, Any]) -> None:
     # A list of numbers is one line.
     text = re.sub(r"\[\s+([^][{}]*?)\s+\]", lambda m: f"[{' '.join(m[1].split())}]", text)
     file.write_text(text + "\n")
+    (folder / "diagnostics.txt").write_text(words(about, every) + "\n")
     for name, module in MODULES.items():
         path = folder / f"{name}.png"
         if name not in every:
@@ -171,13 +182,7 @@ def main(argv: list[str] | None = None) -> int:
     except ValueError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    print(f"{about['task']}, core {about['core']}, step {about['agent_step']:,}", end="")
-    print(f", {about['episodes']} episodes" if about["episodes"] else "")
-    for name, result in made.items():
-        print(f"\n{name}")
-        print("\n".join(MODULES[name].lines(result)))
-    for name, reason in about["skipped"].items():
-        print(f"\n{name}: left out, {reason}")
+    print(words(about, made))
     write(args.logdir / "diagnostics", about, made)
     return 0
 

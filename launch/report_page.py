@@ -168,11 +168,14 @@ def of_task(comparison: Comparison, task: str, plots: Path) -> list[Block]:
 
 
 def diagnostics(runs: list[Run]) -> list[Block]:
-    """What lies in the folder `diagnostics` of each run: numbers, and pictures."""
+    """What lies in the folder `diagnostics` of each run: texts, or numbers where there is none of
+    them, and pictures."""
     blocks: list[Block] = [Heading(2, "Memory diagnostics")]
     for run in runs:
         folder = run.folder / "diagnostics" if run.folder else None
-        files = sorted(folder.glob("*.json")) if folder else []
+        texts = sorted(folder.glob("*.txt")) if folder else []
+        numbers = sorted(folder.glob("*.json")) if folder else []
+        files = texts + [path for path in numbers if path.with_suffix(".txt") not in texts]
         pictures = sorted(folder.glob("*.png")) if folder else []
         if files or pictures:
             blocks.append(Heading(3, f"`{run.name}`"))

@@ -54,6 +54,7 @@ def test_the_command_writes_and_prints_every_diagnostic_of_the_core(folder, caps
     text = (folder / "diagnostics" / "diagnostics.json").read_text()
     assert text.count("\n") < 500  # a list of numbers is one line
     printed = capsys.readouterr().out
+    assert (folder / "diagnostics" / "diagnostics.txt").read_text() == printed
     for name in FILES:
         assert f"\n{name}\n" in printed
     assert "spectrum: left out, core elmur has none: only s3m" in printed

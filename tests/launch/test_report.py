@@ -101,6 +101,8 @@ def sweep(tmp_path_factory):
     shown = folder / entries[1]["logdir"] / "diagnostics"
     shown.mkdir()
     (shown / "recall.json").write_text('{"half_life": 23.5}')
+    (shown / "norm.json").write_text('{"norm": 3}')
+    (shown / "norm.txt").write_text("the norm is 3\n")
     rows = f"{MAZE},ppo,0,400,3\n{MAZE},ppo,0,800,5\n{MAZE},ppo,0,1600,9\ntmaze_9,ppo,0,1,1\n"
     (folder / "ppo.csv").write_text("task,variant,seed,env_step,score\n" + rows)
     return folder
@@ -311,6 +313,8 @@ def test_diagnostics_of_a_run_are_shown(text):
     part = text.split("## Memory diagnostics")[1].split("\n## ")[0]
     assert f"{MEMORY}-gru-s1" in part
     assert '{"half_life": 23.5}' in part
+    assert "the norm is 3" in part
+    assert '"norm": 3' not in part
 
 
 def test_the_page_needs_nothing_else(sweep, text):
