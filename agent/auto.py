@@ -13,9 +13,9 @@ from typing import Any
 import psutil
 import torch
 from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
 
 from agent import seeding
+from agent.flops import Flops
 from agent.learner import Learner
 from agent.update import Update
 from configs.load import with_size
@@ -84,7 +84,7 @@ def seconds(update: Update, batch: dict[str, Tensor], precision: str) -> float:
 def count_flops(
     update: Update, rows: int, length: int, run: Callable[..., None] = dry_update
 ) -> int:
-    """FLOPs of one update of (rows, length), forward and backward, by torch's counter.
+    """FLOPs of one update of (rows, length), forward and backward, by PyTorch's formulas.
 
     `run(update, batch, precision)` is what is counted: a whole update, or a part of one.
     Counted at two small lengths and extended: every part is linear in the number of steps, by the
@@ -93,9 +93,10 @@ def count_flops(
     device = update.return_range.device
 
     def count(steps: int) -> int:
-        with FlopCounterMode(display=False) as counter:
-            run(update, fake_batch(update, 1, steps, device), "float32")
-        return counter.get_total_flops()
+        batch = fake_batch(update, 1, steps, device)
+        with Flops() as flops:
+            run(update, batch, "float32")
+        return flops.total
 
     starts, grain = update.starts(length), update.world.core.grain
     more = 2 * grain

@@ -17,6 +17,7 @@ from agent.checkpoint import check_model
 from agent.optim import LaProp
 from agent.ranks import Ranks
 from agent.update import Update
+from worldmodels.uncompiled import leave_uncompiled
 from worldmodels.world_model import Carry, tree_map
 
 log = logging.getLogger("agent")
@@ -57,6 +58,7 @@ class Compiled:
     without."""
 
     def __init__(self, update: nn.Module):
+        leave_uncompiled(update)
         self.plain, self.compiled = update, torch.compile(update, dynamic=False)
         self.called = False
 

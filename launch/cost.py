@@ -18,11 +18,11 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.autograd.graph import saved_tensors_hooks
-from torch.utils.flop_counter import FlopCounterMode
 
 from agent.actor import Actor
 from agent.auto import count_flops, dry_update, fake_batch
 from agent.environments import env_maker
+from agent.flops import Flops
 from agent.imagination import frozen
 from agent.summary import parameters
 from agent.update import Update
@@ -127,10 +127,10 @@ def acting_flops(update: Update) -> float:
         for key, space in update.world.obs_space.items()
     }
     seen |= {"is_last": np.zeros(1, bool)}
-    with FlopCounterMode(display=False) as counter:
+    with Flops() as flops:
         for step in range(steps):
             actor.act(np.arange(1), {**seen, "is_first": np.full(1, step == 0)})
-    return counter.get_total_flops() / steps
+    return flops.total / steps
 
 
 def state_bytes(update: Update) -> int:

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.flop_counter import FlopCounterMode
 
+from agent.flops import Flops
 from agent.optim import LaProp
 from configs.schema import Config
 from launch.streams import IGNORED, Piece, Task
@@ -117,9 +117,9 @@ def train(
         return total
 
     begin = time.process_time()
-    with FlopCounterMode(display=False) as counter:
+    with Flops() as counted:
         loss = update()
-    each = counter.get_total_flops()
+    each = counted.total
     count = int(max(1, min(updates, flops // each))) if flops else updates
     told = time.monotonic()
     rates = optimiser.rates

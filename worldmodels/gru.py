@@ -18,6 +18,7 @@ from torch import Tensor
 from worldmodels.core import SequenceCore, State
 from worldmodels.layers import BlockLinear, Dense, Linear, RMSNorm, init_weight, within
 from worldmodels.products import LoopProduct
+from worldmodels.uncompiled import uncompiled
 
 
 class Prepared(NamedTuple):
@@ -97,7 +98,7 @@ class GRU(SequenceCore):
         h = self.advance(self.inputs(u, prepared), h, prepared)
         return h, h, {"h": h}
 
-    @torch.compiler.disable  # unrolled over T, the graph would take too long to compile
+    @uncompiled  # unrolled over T, the graph would take too long to compile
     def scan(
         self, u: Tensor, is_first: Tensor, state: State, plan: Any = None
     ) -> tuple[Tensor, Tensor, State, State]:

@@ -37,6 +37,7 @@ from worldmodels.memory_attention import Group, MemoryAttention
 from worldmodels.rate_roll import RateRoll
 from worldmodels.segments import Pieces, Plan, take
 from worldmodels.transformer import Block, since_first
+from worldmodels.uncompiled import uncompiled
 from worldmodels.valve import make_valve
 
 
@@ -231,7 +232,7 @@ class Rate(SequenceCore):
     def plan(self, is_first: np.ndarray, age: np.ndarray) -> Plan:
         return Plan.of(is_first, age, self.segment)
 
-    @torch.compiler.disable  # the number of rounds depends on the resets
+    @uncompiled  # the number of rounds depends on the resets
     def scan(
         self, u: Tensor, is_first: Tensor, state: State, plan: Plan | None = None
     ) -> tuple[Tensor, Tensor, State, State]:

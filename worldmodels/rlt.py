@@ -28,6 +28,7 @@ from worldmodels.core import SequenceCore, State
 from worldmodels.layers import Enter, Linear, RMSNorm, init_weight
 from worldmodels.products import LoopProduct
 from worldmodels.transformer import Block, since_first
+from worldmodels.uncompiled import uncompiled
 
 
 class DecoderBlock(Block):
@@ -191,7 +192,7 @@ class RLT(SequenceCore):
             after["s"] = torch.where(self.completes(age), value, s)
         return self.leave(value), value, after
 
-    @torch.compiler.disable  # unrolled over T, the graph would take too long to compile
+    @uncompiled  # unrolled over T, the graph would take too long to compile
     def scan(
         self, u: Tensor, is_first: Tensor, state: State, plan: Any = None
     ) -> tuple[Tensor, Tensor, State, State]:

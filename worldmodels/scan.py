@@ -144,26 +144,39 @@ def engine(device: torch.device) -> tuple[Callable[..., Tensor], Callable[..., t
     return doubling_forward, doubling_backward
 
 
-@torch.library.custom_op("worldmodels::diag_scan", mutates_args=())
-def scan_op(a: Tensor, b: Tensor, x0: Tensor, reset: Tensor, x_reset: Tensor) -> Tensor:
+# Not `torch.library.custom_op`: its kernels import torch.compile when they are first called, which
+# takes as long as to import PyTorch.
+FORWARD, BACKWARD = "worldmodels::diag_scan", "worldmodels::diag_scan_backward"
+INPUTS = "Tensor x0, Tensor reset, Tensor x_reset"
+torch.library.define(FORWARD, f"(Tensor a, Tensor b, {INPUTS}) -> Tensor")
+torch.library.define(
+    BACKWARD,
+    f"(Tensor a, Tensor gx, Tensor x, {INPUTS}, bool need_a) -> (Tensor, Tensor, Tensor, Tensor)",
+)
+scan_op = torch.ops.worldmodels.diag_scan.default
+scan_backward_op = torch.ops.worldmodels.diag_scan_backward.default
+
+
+@torch.library.impl(FORWARD, "default")
+def _(a: Tensor, b: Tensor, x0: Tensor, reset: Tensor, x_reset: Tensor) -> Tensor:
     """a (2, N) or (B, T, 2, N); b (B, T, 2, N); x0 and x_reset (B, 2, N); reset (B, T) bool."""
     return engine(b.device)[0](a, b, x0, reset, x_reset)
 
 
-@scan_op.register_fake
+@torch.library.register_fake(FORWARD)
 def _(a: Tensor, b: Tensor, x0: Tensor, reset: Tensor, x_reset: Tensor) -> Tensor:
     return torch.empty_like(b, memory_format=torch.contiguous_format)
 
 
-@torch.library.custom_op("worldmodels::diag_scan_backward", mutates_args=())
-def scan_backward_op(
+@torch.library.impl(BACKWARD, "default")
+def _(
     a: Tensor, gx: Tensor, x: Tensor, x0: Tensor, reset: Tensor, x_reset: Tensor, need_a: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Gradients of a (empty unless need_a), b, x0 and x_reset."""
     return engine(gx.device)[1](a, gx, x, x0, reset, x_reset, need_a)
 
 
-@scan_backward_op.register_fake
+@torch.library.register_fake(BACKWARD)
 def _(
     a: Tensor, gx: Tensor, x: Tensor, x0: Tensor, reset: Tensor, x_reset: Tensor, need_a: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -187,7 +200,7 @@ def _backward(ctx, gx):
     return ga if need_a else None, gb, g_x0, None, g_reset
 
 
-scan_op.register_autograd(_backward, setup_context=_setup)
+torch.library.register_autograd(FORWARD, _backward, setup_context=_setup)
 
 
 def scan_flops(batch: int, length: int, states: int, backward: bool = False) -> int:

@@ -25,6 +25,7 @@ from worldmodels.dists import make_bins, twohot_loss, twohot_mean
 from worldmodels.encoder import Encoder
 from worldmodels.layers import MLP, Linear, RMSNorm, init_weight
 from worldmodels.products import LoopProduct
+from worldmodels.uncompiled import uncompiled
 
 Carry = dict[str, Any]  # core: state of the core; z (B, S*C); action (B, A)
 
@@ -183,7 +184,7 @@ class WorldModel(nn.Module):
         h = self.readout(h)
         return {"h": h, "x": x, "z": z, "post": self.log_probs(logits), "context": context}, core
 
-    @torch.compiler.disable  # unrolled over T, the graph would take too long to compile
+    @uncompiled  # unrolled over T, the graph would take too long to compile
     def observe_recurrent(
         self, projected: Tensor, previous: Tensor, is_first: Tensor, carry: Carry, noise: Tensor
     ) -> tuple[dict[str, Any], Any]:

@@ -3,9 +3,11 @@
 import dataclasses
 
 import pytest
+import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from agent import auto
+from agent.flops import Flops
 from agent.update import Update
 from envs.env import Space
 from worldmodels.cores import CORES
@@ -63,6 +65,22 @@ def test_counted_flops_are_those_of_the_whole_length(tiny, core):
     with FlopCounterMode(display=False) as counter:
         auto.dry_update(update, auto.fake_batch(update, 2, 96), "float32")
     assert extended == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+@pytest.mark.parametrize("core", sorted(CORES))
+def test_flops_are_those_of_pytorchs_counter(tiny, core):
+    update = Update(tiny("--core", core), OBS, ACT)
+    batch = auto.fake_batch(update, 1, 16)
+    with FlopCounterMode(display=False) as theirs:
+        auto.dry_update(update, batch, "float32")
+    with Flops() as ours:
+        auto.dry_update(update, batch, "float32")
+    assert ours.total == theirs.get_total_flops() > 0
+    # In inference composite operators come whole.
+    layer, value = torch.nn.Linear(3, 5), torch.ones(2, 3)
+    with torch.inference_mode(), Flops() as ours:
+        layer(value)
+    assert ours.total == 2 * 2 * 3 * 5
 
 
 @pytest.mark.parametrize("features", FEATURES)
