@@ -8,8 +8,6 @@ import math
 from collections.abc import Iterator
 from pathlib import Path
 
-import torch
-
 from agent import limits
 from configs import load as configs
 from configs.schema import Config
@@ -114,6 +112,8 @@ def check_sizes(obs_space: dict[str, Space]) -> None:
 
 def check_device(config: Config) -> None:
     """Raises RunError for a device that this machine has not."""
+    import torch  # which those do without who only read settings
+
     if config.device == "cuda" and not torch.cuda.is_available():
         raise RunError(
             "--device cuda: this machine has no GPU that PyTorch can use; add --device cpu"
