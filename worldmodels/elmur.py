@@ -34,7 +34,7 @@ from worldmodels.slots import NOTHING, Read, Slots, Sum
 from worldmodels.transformer import FeedForward, since_first
 
 
-class Layer(nn.Module):
+class ElmurLayer(nn.Module):
     """The token track of a layer: attention, reading of slots, feed-forward."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Elmur(SequenceCore):
         self.provisional = provisional
         self.enter = Enter(z, action, width)
         self.layers = nn.ModuleList(
-            Layer(width, heads, window, ffn, read, (dropout, dropout_attention))
+            ElmurLayer(width, heads, window, ffn, read, (dropout, dropout_attention))
             for read in (
                 Read(width, heads, slots, segment, bias, dropout_attention) for _ in range(layers)
             )

@@ -41,7 +41,7 @@ from worldmodels.uncompiled import uncompiled
 from worldmodels.valve import make_valve
 
 
-class Layer(Block):
+class RateLayer(Block):
     kind = MemoryAttention
 
 
@@ -80,7 +80,7 @@ class Rate(SequenceCore):
         self.kept = max(window, segment) - 1
         self.out, self.hidden = width, tokens * width + width
         self.enter = Enter(z, action, width)
-        self.blocks = nn.ModuleList(Layer(width, heads, window, ffn) for _ in range(layers))
+        self.blocks = nn.ModuleList(RateLayer(width, heads, window, ffn) for _ in range(layers))
         self.leave = RMSNorm(width)
         self.valve = make_valve(valve, width, heads)
         self.drop = Dropout(dropout_memory)

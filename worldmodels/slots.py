@@ -32,7 +32,7 @@ NOTHING = -1e30  # log of no weight; finite, so that differences and gradients o
 INITIAL = 0.1  # standard deviation of slots before their first write: RememberColor's, table 7
 
 
-class CrossAttention(nn.Module):
+class SlotCrossAttention(nn.Module):
     """Projections of multi-head attention from one set of vectors (..., D) to another."""
 
     def __init__(self, width: int, heads: int, dropout: float):
@@ -61,7 +61,7 @@ class CrossAttention(nn.Module):
         return key, val
 
 
-class Read(CrossAttention):
+class Read(SlotCrossAttention):
     """What tokens (..., Q, D) read from slots: a residual (..., Q, D)."""
 
     def __init__(
@@ -118,7 +118,7 @@ class Read(CrossAttention):
         return self.out(mixed.flatten(-2))
 
 
-class Slots(CrossAttention):
+class Slots(SlotCrossAttention):
     """M slots (..., M, D), their turn and their candidates.
 
     `write`: `lru` replaces empty slots and then blends; `fifo` always replaces; `all` replaces

@@ -25,7 +25,7 @@ class Valve(nn.Module):
         return 2 * sets * tokens * sum(p.numel() for p in self.parameters() if p.dim() == 2)
 
 
-class CrossAttention(Valve):
+class ValveAttention(Valve):
     """`ca2`: the old memory asks, ReLU of the new one answers, then an output projection.
 
     Algorithm 2: Q = W_Q old, (K, V) = W_KV relu(new), W_M on the heads side by side. No residual
@@ -99,5 +99,5 @@ class Cell(Valve):
 def make_valve(kind: str, width: int, heads: int) -> Valve:
     """The valve `kind`: none, ca2, gate or gru; `heads` are those of ca2."""
     if kind == "ca2":
-        return CrossAttention(width, heads)
+        return ValveAttention(width, heads)
     return Valve() if kind == "none" else {"gate": Gate, "gru": Cell}[kind](width)
