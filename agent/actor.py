@@ -52,9 +52,11 @@ class Actor:
         world, policy = self.update.world, self.update.policy
         seen = {key: self.tensor(obs[key]) for key in world.obs_space}
         is_first = self.tensor(obs["is_first"])
+        # Held until the action has been waited for: its memory may be another stream's.
+        before = self.carry
         every = len(ids) == self.count
         rows = None if every else torch.as_tensor(ids, device=self.device)
-        carry = self.carry if every else tree_map(lambda leaf: leaf[rows], self.carry)
+        carry = before if every else tree_map(lambda leaf: leaf[rows], before)
         random = seeding.generator(self.seed, self.purpose, self.tick, self.device, self.rank)
         noise = world.noise(len(ids), generator=random)
         self.prepared = self.prepared or world.prepare()

@@ -5,6 +5,7 @@ a line that is printed and recorded in the run's folder.
 from __future__ import annotations
 
 import dataclasses
+import math
 import os
 import time
 from collections.abc import Callable
@@ -192,16 +193,34 @@ def choose_size(
     return candidate, why
 
 
-def choose_precision(config: Config, update: Update) -> tuple[Config, str]:
+def timed_shape(config: Config, device: torch.device, ranks: int) -> tuple[int, int]:
+    """Rows and steps by which precisions are told apart: on a GPU those of a rank's update, since
+    a small one takes as long as its kernels to be launched, which are more with bfloat16."""
+    if device.type == "cuda":
+        return config.batch.size // ranks, config.batch.length
+    return 1, min(64, config.batch.length)
+
+
+def choose_precision(config: Config, update: Update, ranks: int = 1) -> tuple[Config, str]:
     """One update timed each way; the faster of bfloat16 autocast and float32."""
     if config.precision != "auto":
         return config, f"precision {config.precision}: as asked"
     device = update.return_range.device
-    batch = fake_batch(update, 1, min(64, config.batch.length), device)
-    times = {name: seconds(update, batch, name) for name in ("float32", "bfloat16")}
+    rows, length = timed_shape(config, device, ranks)
+    batch = fake_batch(update, rows, length, device)
+
+    def tried(name: str) -> float:
+        try:
+            return seconds(update, batch, name)
+        except torch.OutOfMemoryError:  # the other may fit
+            torch.cuda.empty_cache()
+            return math.inf
+
+    times = {name: tried(name) for name in ("float32", "bfloat16")}
     best = min(times, key=times.__getitem__)
     # bfloat16 must earn its rounding: a tie goes to float32.
     if times["bfloat16"] > 0.9 * times["float32"]:
         best = "float32"
     why = ", ".join(f"{name} {value * 1000:.0f} ms" for name, value in times.items())
-    return dataclasses.replace(config, precision=best), f"precision {best}: {why} on a small batch"
+    why = f"precision {best}: {why} for {rows}x{length} steps"
+    return dataclasses.replace(config, precision=best), why

@@ -51,7 +51,7 @@ class Choices:
     def by_model(self, config: Config, update: Update, each: float) -> Config:
         """A step of the replay is projected to take `each` bytes."""
         ranks, replay = self.ranks, config.replay
-        config = self.choose(auto.choose_precision, config, update)
+        config = self.choose(auto.choose_precision, config, update, ranks.count)
         explicit = "replay.capacity" in self.given
         steps = 0 if config.loop.mode == "offline" else config.stop.steps
         # Weights and two moments of the optimiser.

@@ -59,6 +59,11 @@ class Compiled:
 
     def __init__(self, update: nn.Module):
         leave_uncompiled(update)
+        # The backward too in the first call, in this thread, where a notice is heard.
+        import torch._functorch.config as functorch
+
+        if hasattr(functorch, "force_non_lazy_backward_lowering"):
+            functorch.force_non_lazy_backward_lowering = True
         self.plain, self.compiled = update, torch.compile(update, dynamic=False)
         self.called = False
 
@@ -98,6 +103,10 @@ class Learner:
         self.device = update.return_range.device
         self.optimizer = LaProp(update.trainable(), update.config.optim)
         self.seed, self.precision = seed, precision
+        self.drops = any(isinstance(m, nn.Dropout) and m.p > 0 for m in update.modules())
+        if self.device.type == "cuda":
+            # By default convolutions in float32 are rounded to TF32, and matrix products are not.
+            torch.backends.cudnn.allow_tf32 = False
         self.keep = keep or (lambda update, batch: "its batch is not kept")
         self.updates = self.skipped = 0
         self.carry: Carry | None = None  # after the last step of the batch; None: not finite
@@ -129,6 +138,8 @@ class Learner:
         noise = self.update.noise(rows, length, random)
         skip = self.update.config.optim.nonfinite == "skip"
         before = self.update.return_range.clone() if skip else None  # the forward moves it
+        if self.drops:  # which draws from the generator of all
+            torch.manual_seed(seeding.key(self.seed, "dropout", self.updates, rank))
         with self.autocast():
             loss, metrics, self.carry = self.forward(batch, noise)
         loss.backward()

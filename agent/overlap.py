@@ -66,6 +66,8 @@ class Overlapped(Loop):
         # A second OpenMP team would fight with the learner's for the cores. The learner's thread
         # keeps its number; threads that begin after this take the new one.
         torch.set_num_threads(1)
+        if self.actor.device.type == "cuda":
+            torch.cuda.set_device(self.actor.device)  # a thread begins with the first
         with self.stream():
             while not self.ending:
                 step = self.ahead()

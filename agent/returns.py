@@ -27,7 +27,8 @@ def lambda_return(reward: Tensor, live: Tensor, boot: Tensor, mix: Tensor | floa
 
 def percentile_range(returns: Tensor) -> Tensor:
     """The 5th and 95th percentile (2,) over all elements."""
-    points = torch.tensor([0.05, 0.95], device=returns.device, dtype=returns.dtype)
+    # Filled on the device: a list of numbers would be copied there, which is waited for.
+    points = torch.stack([returns.new_full((), point) for point in (0.05, 0.95)])
     # torch.quantile refuses more than 2^24 elements; sorting and interpolating has no limit.
     ordered = returns.flatten().sort().values
     position = points * (len(ordered) - 1)

@@ -235,6 +235,7 @@ def assemble(
         ranks.first(lambda: (folder / "model.txt").write_text(model_summary(update, flops)))
     kept = KeptBatches(folder / "nonfinite", ranks.number)
     compiled = config.compile == "yes"
+    ranks.wait()  # some take longer until here than the learner's first words to one another may
     learner = Learner(update, config.seed, config.precision, compiled, kept, ranks)
     actor = Actor(update, pool.count, config.seed, rank=ranks.number)
     if config.eval.every and logger:

@@ -116,7 +116,8 @@ class Update(nn.Module):
         metrics.update({f"loss/{key}": value for key, value in means.items()})
         metrics.update(self.latent_metrics(batch, start))
         metrics["loss/total"] = total
-        after = tree_map(torch.Tensor.detach, start["carry"])
+        # Copies: views of the last steps would keep, and save, those of all steps.
+        after = tree_map(lambda leaf: leaf.detach().clone(), start["carry"])
         return total, {key: value.detach() for key, value in metrics.items()}, after
 
     def scales(self, losses: dict[str, Tensor]) -> dict[str, float]:

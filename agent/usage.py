@@ -45,7 +45,11 @@ class Usage:
         }
         if self.device.type == "cuda":
             out["usage/vram_gb"] = torch.cuda.max_memory_allocated(self.device) / 1e9
-            out["usage/vram_free_gb"] = torch.cuda.mem_get_info(self.device)[0] / 1e9
+            # What PyTorch keeps for later tensors is free, too.
+            kept = torch.cuda.memory_reserved(self.device)
+            free = torch.cuda.mem_get_info(self.device)[0] + kept
+            used = torch.cuda.memory_allocated(self.device)
+            out["usage/vram_free_gb"] = (free - used) / 1e9
             torch.cuda.reset_peak_memory_stats(self.device)
         self.warn(out)
         return out

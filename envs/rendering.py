@@ -23,6 +23,7 @@ from OpenGL import GL
 os.write(1, b"drawn by " + GL.glGetString(GL.GL_RENDERER) if drawn else b"blank")
 os._exit(0)
 """
+DEVICE = "MUJOCO_EGL_DEVICE_ID"
 INSTALL = "apt-get install -y libegl1 libegl-mesa0 libgl1-mesa-dri libosmesa6"
 
 
@@ -41,6 +42,25 @@ def draws(backend: str) -> tuple[bool, str]:
     return bool(drawn), device if drawn else lines[-1] if lines else "a blank picture"
 
 
+def gpu() -> str:
+    """The number of the GPU that CUDA uses in this process, of several; else nothing."""
+    local, visible = os.environ.get("LOCAL_RANK", ""), os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    if not visible:
+        return local
+    numbers = [name.strip() for name in visible.split(",")]
+    place = int(local or 0)
+    return numbers[place] if place < len(numbers) and numbers[place].isdigit() else ""
+
+
+def choose_gpu() -> None:
+    """Draw by EGL on the GPU of this process: else all draw on the first. OpenGL may know fewer or
+    other devices than CUDA, so it is tried; what is set already stays."""
+    if DEVICE not in os.environ and (number := gpu()):
+        os.environ[DEVICE] = number
+        if not draws("egl")[0]:
+            del os.environ[DEVICE]
+
+
 def pick_backend() -> str:
     """Set MUJOCO_GL to the first backend that draws and return it.
 
@@ -49,6 +69,8 @@ def pick_backend() -> str:
     if importlib.util.find_spec("mujoco") is None:
         raise RuntimeError("mujoco is not installed: pip install -e '.[dmc]' or '.[memory-maze]'")
     asked = os.environ.get("MUJOCO_GL")
+    if not asked or asked == "egl":
+        choose_gpu()
     failures = []
     for backend in [asked] if asked else ["egl", "osmesa"]:
         good, said = draws(backend)
@@ -67,6 +89,8 @@ def choose_backend() -> None:
     chose one, or find one."""
     if not os.environ.get("MUJOCO_GL"):
         pick_backend()
+    elif os.environ["MUJOCO_GL"] == "egl":
+        choose_gpu()
 
 
 if __name__ == "__main__":

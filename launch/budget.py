@@ -25,7 +25,7 @@ if __name__ == "__main__":
 
 import torch
 
-from agent.auto import fake_batch
+from agent.auto import choose_precision, fake_batch
 from agent.learner import Learner
 from agent.profiling import cell
 from agent.update import Update
@@ -169,8 +169,8 @@ def timed(updates: dict[str, Update], rounds: int) -> dict[str, list[float]]:
     runs, out = {}, {core: [] for core in updates}
     for core, update in updates.items():
         batch = update.config.batch
-        precision = "float32" if update.config.precision == "auto" else update.config.precision
-        learner = Learner(update.to(device), 0, precision)
+        config, _ = choose_precision(update.config, update.to(device))  # as a run does
+        learner = Learner(update, 0, config.precision)
         runs[core] = (learner, fake_batch(update, batch.size, batch.length, device))
     for number in range(rounds + 1):
         for core, (learner, fake) in runs.items():

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from worldmodels.attention import Pair, Window, clean
+from worldmodels.layers import without_autocast
 
 
 class Attend(torch.autograd.Function):
@@ -37,7 +38,7 @@ class Attend(torch.autograd.Function):
             ctx.mark_dirty(buffer)
         query = (parts[:, 0] * rows.shape[-1] ** -0.5).view(batch * heads, 1, -1)
         keys, values = rows[:, :, start:stop].unbind()
-        with torch.autocast(value.device.type, enabled=False):
+        with without_autocast(value.device.type):
             scores = torch.baddbmm(bias.flatten(0, 1).unsqueeze(1), query, keys.transpose(1, 2))
             weights = torch.softmax(scores, -1)
             mixed = torch.bmm(weights, values)

@@ -11,7 +11,15 @@ from torch import Tensor, nn
 
 from worldmodels.dists import symlog
 from worldmodels.encoder import MULTIPLES, Conv, canvas, image_grid
-from worldmodels.layers import MLP, BlockLinear, Dense, Linear, RMSNorm, init_weight
+from worldmodels.layers import (
+    MLP,
+    BlockLinear,
+    Dense,
+    Linear,
+    RMSNorm,
+    init_weight,
+    without_autocast,
+)
 
 # Where the five taps of a kernel fall among the three coarse pixels around one coarse pixel, for
 # the even and the odd fine pixel that it becomes.
@@ -35,7 +43,7 @@ class RepeatConv(Conv):
 
     def forward(self, image: Tensor) -> Tensor:
         """(N, I, H, W) to (N, H, W, 2, 2, O), row and column within the coarse pixel apart."""
-        with torch.autocast(image.device.type, enabled=False):
+        with without_autocast(image.device.type):
             weight = torch.einsum("pak,qbl,oikl->pqoiab", self.taps, self.taps, self.weight)
         out = F.conv2d(image, weight.flatten(0, 2), self.bias.repeat(4), padding=1)
         return out.permute(0, 2, 3, 1).unflatten(-1, (2, 2, -1))

@@ -11,6 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from worldmodels.layers import without_autocast
+
 BINS = 255
 
 
@@ -36,7 +38,7 @@ def twohot_mean(logits: Tensor, bins: Tensor) -> Tensor:
     """
     probs = F.softmax(logits.float(), -1)
     half = BINS // 2
-    with torch.autocast(probs.device.type, enabled=False):
+    with without_autocast(probs.device.type):
         return (probs[..., half + 1 :] - probs[..., :half].flip(-1)) @ bins[half + 1 :]
 
 

@@ -6,6 +6,7 @@ two standard deviations, scaled to unit output variance (DreamerV3 code, `nets.p
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 from typing import Any
@@ -17,6 +18,13 @@ from torch import Tensor, nn
 NORM_EPS = 1e-4
 # A normal cut at two standard deviations has a standard deviation of 0.8796: this undoes it.
 TRUNCATION = 1.1368
+
+
+def without_autocast(kind: str) -> Any:
+    """Autocast off on devices of a `kind`, where it is on: to leave any context of it empties the
+    cache of casts, which belongs to all threads."""
+    on = torch.is_autocast_enabled(kind)
+    return torch.autocast(kind, enabled=False) if on else contextlib.nullcontext()
 
 
 def init_weight(weight: Tensor, fan_in: int, scale: float = 1.0) -> None:
@@ -77,7 +85,7 @@ class RMSNorm(nn.Module):
         if value.dtype != self.weight.dtype:
             value = value.to(self.weight.dtype)
         if value.device.type == "cpu":
-            with torch.autocast("cpu", enabled=False):
+            with without_autocast("cpu"):
                 return FusedNorm.apply(value, self.weight, self.silu)
         out = F.rms_norm(value, self.weight.shape, self.weight, NORM_EPS)
         return F.silu(out) if self.silu else out

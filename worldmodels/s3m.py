@@ -25,7 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from worldmodels.core import SequenceCore, State
-from worldmodels.layers import Enter, Linear
+from worldmodels.layers import Enter, Linear, without_autocast
 from worldmodels.scan import diag_scan, diag_step, scan_flops
 
 
@@ -90,7 +90,7 @@ class SSM(nn.Module):
 
         In float64 where it matters: Im(lambda) * dt reaches hundreds of radians.
         """
-        with torch.autocast(self.B.device.type, enabled=False):
+        with without_autocast(self.B.device.type):
             lam = torch.complex(
                 Below.apply(self.lambda_re.double(), -1e-4), self.lambda_im.double()
             )
@@ -112,7 +112,7 @@ class SSM(nn.Module):
         y = F.linear(x.flatten(-2), c) + self.D * u
         value, gate = self.glu(F.gelu(y, approximate="tanh")).chunk(2, -1)
         mixed = u + value * torch.sigmoid(gate)
-        with torch.autocast(u.device.type, enabled=False):
+        with without_autocast(u.device.type):
             return self.norm(mixed.to(self.D.dtype))
 
 

@@ -9,13 +9,16 @@ Triton kernels on a GPU, and doubling in log2(T) rounds where there is neither.
 
 from __future__ import annotations
 
+import functools
 import importlib.util
+import logging
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
+log = logging.getLogger("worldmodels")
 FLOPS = 8  # real FLOPs of one complex multiply-add
 
 
@@ -137,10 +140,24 @@ def engine(device: torch.device) -> tuple[Callable[..., Tensor], Callable[..., t
     """The forward and the backward to run on a device."""
     if device.type == "cpu":
         return loop_forward, loop_backward
-    if device.type == "cuda" and importlib.util.find_spec("triton"):
-        from worldmodels import scan_triton
+    return kernels() if device.type == "cuda" else (doubling_forward, doubling_backward)
 
-        return scan_triton.forward, scan_triton.backward
+
+@functools.cache
+def kernels() -> tuple[Callable[..., Tensor], Callable[..., tuple]]:
+    """Those of a CUDA device: Triton's where it can compile, for which it needs a C compiler and
+    Python's headers, and doubling elsewhere."""
+    if importlib.util.find_spec("triton"):
+        try:
+            from worldmodels import scan_triton
+
+            one = torch.zeros(1, 1, 2, 1, device="cuda")
+            reset = torch.zeros(1, 1, dtype=torch.bool, device="cuda")
+            scan_triton.forward(one[0, 0], one, one[:, 0], reset, one[:, 0])
+        except Exception as error:  # whatever it raises, the scan goes on without
+            log.warning("the kernel of the scan cannot be compiled, so it is slower: %s", error)
+        else:
+            return scan_triton.forward, scan_triton.backward
     return doubling_forward, doubling_backward
 
 

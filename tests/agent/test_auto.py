@@ -9,6 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from agent import auto
 from agent.flops import Flops
 from agent.update import Update
+from configs.schema import BatchConfig
 from envs.env import Space
 from worldmodels.cores import CORES
 from worldmodels.heads import FEATURES
@@ -65,6 +66,27 @@ def test_counted_flops_are_those_of_the_whole_length(tiny, core):
     with FlopCounterMode(display=False) as counter:
         auto.dry_update(update, auto.fake_batch(update, 2, 96), "float32")
     assert extended == pytest.approx(counter.get_total_flops(), rel=0.01)
+
+
+def test_on_a_gpu_precisions_are_timed_by_the_updates_of_a_rank(tiny):
+    config = tiny()
+    assert auto.timed_shape(config, torch.device("cuda"), 2) == (1, 16)
+    assert auto.timed_shape(config, torch.device("cpu"), 2) == (1, 16)
+    large = dataclasses.replace(config, batch=BatchConfig(16, 1024))
+    assert auto.timed_shape(large, torch.device("cuda"), 4) == (4, 1024)
+    assert auto.timed_shape(large, torch.device("cpu"), 4) == (1, 64)
+
+
+def test_a_precision_that_does_not_fit_is_not_chosen(tiny, monkeypatch):
+    config = dataclasses.replace(tiny(), precision="auto")
+
+    def seconds(update, batch, precision):
+        if precision == "float32":
+            raise torch.OutOfMemoryError
+        return 1.0
+
+    monkeypatch.setattr(auto, "seconds", seconds)
+    assert auto.choose_precision(config, Update(config, OBS, ACT))[0].precision == "bfloat16"
 
 
 @pytest.mark.parametrize("core", sorted(CORES))

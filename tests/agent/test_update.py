@@ -355,6 +355,34 @@ def test_the_first_step_of_a_row_does_not_outweigh_all_others(core):
     assert max(norms.values()) < 1e4, max(norms, key=norms.get)
 
 
+@pytest.mark.parametrize("flags", [("elmur", "dropout"), ("rate", "dropout_memory")])
+def test_what_dropout_drops_is_a_function_of_seed_and_update(tiny, flags):
+    """So that a resumed run drops what the uninterrupted one would have dropped."""
+    core, name = flags
+    config = tiny("--core", core, f"--{core}.{name}", "0.5")
+    whole = Learner(make(config), 0, "float32")
+    batch = fake_batch(whole.update, 2, 16)
+    whole.train(batch)
+    state = tree_map(torch.clone, whole.state()["model"]), whole.optimizer.state_dict()
+    expected = whole.train(batch)["loss/total"]
+    resumed = Learner(make(config), 0, "float32")
+    resumed.restore({**whole.state(), "model": state[0], "optimizer": state[1], "updates": 1})
+    torch.manual_seed(99)
+    assert resumed.train(batch)["loss/total"] == expected
+    plain = Learner(make(tiny("--core", core)), 0, "float32")
+    assert not plain.drops
+    assert plain.train(batch)["loss/total"] != whole.train(batch)["loss/total"]
+
+
+def test_the_state_after_a_batch_holds_its_last_steps_alone(tiny):
+    update = make(tiny("--core", "s3m"))
+    batch = fake_batch(update, 2, 16)
+    _, _, carry = update(batch, update.noise(2, 16, seeding.generator(0, "test")))
+    sizes = []
+    tree_map(lambda leaf: sizes.append((leaf.untyped_storage().nbytes(), leaf.nbytes)), carry)
+    assert all(held == needed for held, needed in sizes)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("core", ["gru", "s3m"])
 def test_a_compiled_update_is_the_plain_one_and_is_compiled_once(tiny, core):

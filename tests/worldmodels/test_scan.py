@@ -4,11 +4,13 @@ import importlib.util
 import os
 import subprocess
 import sys
+import types
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
+from worldmodels import scan
 from worldmodels.scan import (
     as_complex,
     as_planar,
@@ -253,6 +255,19 @@ def test_flops_are_seen_by_the_counter_of_torch(need_a):
     with FlopCounterMode(display=False) as counter:
         x.sum().backward()
     assert counter.get_total_flops() == scan_flops(2, 4, N, backward=need_a)
+
+
+def test_a_kernel_that_cannot_be_compiled_is_told_once_and_done_without(monkeypatch, caplog):
+    broken = types.ModuleType("worldmodels.scan_triton")
+    broken.forward = broken.backward = None  # which cannot be called
+    monkeypatch.setitem(sys.modules, "worldmodels.scan_triton", broken)
+    monkeypatch.setattr(scan, "scan_triton", broken, raising=False)
+    monkeypatch.setattr(scan.importlib.util, "find_spec", lambda name: True)
+    scan.kernels.cache_clear()
+    for _ in range(2):
+        assert scan.engine(torch.device("cuda")) == (doubling_forward, doubling_backward)
+    scan.kernels.cache_clear()
+    assert caplog.text.count("the kernel of the scan cannot be compiled") == 1
 
 
 TRITON_CASES = """
