@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import os
 import time
 from collections.abc import Callable
 from typing import Any
 
-import psutil
 import torch
 from torch import Tensor
 
@@ -21,6 +19,7 @@ from agent.learner import Learner
 from agent.update import Update
 from configs.load import with_size
 from configs.schema import Config
+from envs import machine
 
 CPU_SECONDS = 2.0  # an update on a CPU should take no longer
 SHORTEST = 256  # T is not cut below this
@@ -117,7 +116,7 @@ def choose_device(config: Config) -> tuple[Config, str]:
 
 def choose_threads(config: Config, beside: int = 1) -> tuple[Config, str]:
     """`beside`: ranks on this machine, which share its cores."""
-    cores = len(os.sched_getaffinity(0)) // beside
+    cores = machine.cores() // beside
     if config.threads:
         return config, f"threads {config.threads}: as asked"
     threads = max(1, cores)
@@ -133,11 +132,9 @@ def choose_envs(config: Config, cheap: bool, ranks: int = 1, beside: int = 1) ->
         processes = "no" if cheap else "yes"
     count, why = env.count, "as asked"
     if not count:
-        cores = max(1, len(os.sched_getaffinity(0)) // beside)
+        cores = max(1, machine.cores() // beside)
         suite = next((name for name in ENV_RAM if config.task.startswith(name)), "")
-        room = int(
-            psutil.virtual_memory().available * 0.5 / beside / ENV_RAM.get(suite, OTHER_ENV_RAM)
-        )
+        room = int(machine.free_ram() * 0.5 / beside / ENV_RAM.get(suite, OTHER_ENV_RAM))
         # On a CPU the learner needs the cores too, and few streams fill long windows sooner.
         most = cores if config.device == "cpu" else 2 * cores
         count = ranks * (1 if processes == "no" else max(1, min(most, room, 40)))

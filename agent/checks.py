@@ -34,6 +34,10 @@ class RunError(ValueError):
     """The run cannot start as asked; the message says what to change."""
 
 
+class MachineError(RunError):
+    """The run cannot start on this machine, which others of its ranks may not know."""
+
+
 @contextlib.contextmanager
 def refused(what: str = "") -> Iterator[None]:
     """Raises a ValueError within as RunError, after the word `what`."""
@@ -115,7 +119,7 @@ def check_device(config: Config) -> None:
     import torch  # which those do without who only read settings
 
     if config.device == "cuda" and not torch.cuda.is_available():
-        raise RunError(
+        raise MachineError(
             "--device cuda: this machine has no GPU that PyTorch can use; add --device cpu"
         )
 

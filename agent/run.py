@@ -19,6 +19,7 @@ from agent.actor import Actor
 from agent.carry import Packing, spacing
 from agent.checkpoint import Checkpoints
 from agent.checks import (
+    MachineError,
     RunError,
     check_capacity,
     check_device,
@@ -78,7 +79,7 @@ def run(config: Config, given: set[str]) -> int:
     try:
         ranks.begin(config.device, config.compile == "yes")
     except ValueError as error:
-        raise RunError(str(error)) from None
+        raise MachineError(str(error)) from None
     with contextlib.ExitStack() as stack:
         if ranks.number:  # the first one speaks for all
             stack.enter_context(
@@ -155,6 +156,10 @@ def run_in(folder: Path, config: Config, given: set[str], ranks: Ranks, notice: 
         print(f"resuming {folder} from {published[-1].name}", flush=True)
         with refused():  # it is damaged
             parts = Checkpoints.load(published[-1])
+        if not parts:
+            raise MachineError(
+                f"{published[-1]} is not seen by this process: --logdir must be one folder for all"
+            )
     else:
         choices = Choices(folder, given, ranks)
         config = choices.by_machine(config)

@@ -16,8 +16,8 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     first = os.environ.get("RANK", "0") == "0"  # of several ranks one speaks
 
-    def refuse(error: object) -> int:
-        if first:
+    def refuse(error: object, alone: bool = False) -> int:
+        if first or alone:
             print(f"error: {error}", file=sys.stderr)
         return 2
 
@@ -39,7 +39,7 @@ def main(argv: list[str] | None = None) -> int:
     if first:
         what = config.logdir if resumed else f"{config.task}, core {config.core}"
         print(f"{what}: starting ...", flush=True)
-    from agent.checks import RunError
+    from agent.checks import MachineError, RunError
     from agent.ranks import RankLost
     from agent.run import run
     from envs.pool import PoolFailed
@@ -47,7 +47,7 @@ def main(argv: list[str] | None = None) -> int:
     try:
         return run(config, given)
     except RunError as error:
-        return refuse(error)
+        return refuse(error, alone=isinstance(error, MachineError))
     except (RankLost, PoolFailed) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -10,6 +10,8 @@ from pathlib import Path
 import psutil
 import torch
 
+from envs import machine
+
 log = logging.getLogger("agent")
 
 # Free gigabytes under which a warning is given, and what can be done about it.
@@ -40,7 +42,7 @@ class Usage:
         out = {
             "usage/ram_gb": self.process.memory_info().rss / 1e9,
             "usage/workers_ram_gb": children / 1e9,
-            "usage/ram_free_gb": psutil.virtual_memory().available / 1e9,
+            "usage/ram_free_gb": machine.free_ram() / 1e9,
             "usage/disk_free_gb": shutil.disk_usage(self.folder).free / 1e9,
         }
         if self.device.type == "cuda":

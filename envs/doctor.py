@@ -20,10 +20,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 from configs.command import command_line
 from configs.schema import Config
+from envs import machine
 from envs.env import Space
 from envs.make import PACKAGES, SUITES, cheap, check_task, make_env
 from envs.pool import EnvPool
@@ -90,7 +90,7 @@ class Doctor:
         self.wrong.append(f"{what}\n    {line}")
 
     def machine(self) -> None:
-        cores = len(os.sched_getaffinity(0))
+        cores = machine.cores()
         print(f"Python {platform.python_version()}, {platform.platform()}, {cores} cores\n")
 
     def suites(self, quick: bool) -> None:
@@ -176,7 +176,7 @@ class Doctor:
     def room(self, folder: Path) -> None:
         """RAM and disk beside a default run of images; `folder` will hold the runs."""
         replay = Config().replay
-        ram = psutil.virtual_memory().available / 1e9
+        ram = machine.free_ram() / 1e9
         disk = shutil.disk_usage(folder).free / 1e9
         full = replay.disk_gb or replay.capacity * STEP_KB / 1e6
         print(

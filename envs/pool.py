@@ -24,6 +24,7 @@ from envs.slots import PATIENCE, LocalSlot, ProcessSlot, SlotFailed, checksum
 log = logging.getLogger("envs")
 
 HALF = 2**30
+LONGEST = 1e6  # seconds; a pipe cannot be waited for much longer
 
 
 class PoolFailed(RuntimeError):
@@ -129,6 +130,7 @@ class EnvPool:
             self.rerunning.discard(index)
             # A whole episode takes longer than an answer.
             patience = self.timeout * (1 + len(self.actions[index]) / 100 * again)
+            patience = min(patience, LONGEST)
             try:
                 record = self.slots[index].result(patience)
                 if not again:

@@ -18,6 +18,7 @@ import csv
 import dataclasses
 import json
 import os
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -147,7 +148,7 @@ def read_folder(folder: Path, entry: dict[str, Any]) -> Run:
         used = metrics.get("usage/ram_gb", np.empty(0))
         if np.isfinite(used).any():
             run.model["peak_ram_gb"] = float(np.nanmax(used))  # which means would hide
-        run.end = {axis: max((row[axis] for row in rows), default=0) for axis in AXES}
+        run.end = {axis: float(max((row[axis] for row in rows), default=0)) for axis in AXES}
         for axis, values in cut(run.scores, slice(-1, None)).items():
             if axis in AXES and len(values):
                 run.end[axis] = max(run.end[axis], values[0])
@@ -192,7 +193,7 @@ def state(folder: Path, run: Run, failure: str) -> tuple[str, str]:
     file = folder / FINISHED
     if file.exists():
         found = json.loads(file.read_text())
-        run.end.update({axis: found[axis] for axis in AXES if axis in found})
+        run.end.update({axis: float(found[axis]) for axis in AXES if axis in found})
         return "finished", f"by {found['by']}"
     where = f"step {run.end['agent_step']:,.0f}"
     if running(folder):
@@ -223,11 +224,16 @@ def pack(run: Run, path: Path) -> None:
     for rows in ROWS:
         metrics, evaluations = binned(run.metrics, rows), thinned(run.evaluations, rows)
         for name, table in (("metrics", metrics), ("evaluations", evaluations)):
-            tree[name] = {key: short(values) for key, values in table.items()}
+            # A budget is compared with where a row stands, to the last digit.
+            tree[name] = {
+                key: exact(values) if key in AXES else short(values)
+                for key, values in table.items()
+            }
         text = json.dumps(tree, separators=(",", ":")) + "\n"
         if len(text) < LIMIT:
             path.parent.mkdir(parents=True, exist_ok=True)
-            new = path.with_name(path.name + ".new")
+            # Two sweeps, perhaps on two machines, may pack it at once.
+            new = path.with_name(f"{path.name}.{socket.gethostname()}-{os.getpid()}.new")
             new.write_text(text)
             os.replace(new, path)
             return

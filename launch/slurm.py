@@ -70,13 +70,8 @@ class Job:
                 return self.follow(entry, node)
             # torchrun itself tries again, on all nodes at once.
             for _ in range(1 if self.distributed else 1 + self.retries):
-                while busy(self.sweep, entry) and not self.noticed:
-                    time.sleep(POLL)
-                if self.noticed:
-                    return self.leave()
-                if settle(self.sweep, entry):
-                    return "finished"
-                self.attempt = self.begin(entry, node, ".log")
+                if found := self.wait(entry, node):
+                    return self.leave() if found == "stopped" else found
                 status = self.attempt.process.wait()
                 found = outcome(self.sweep, entry, status, asked=self.noticed)
                 if found != "failed":
@@ -86,6 +81,19 @@ class Job:
             return self.leave() if found == "stopped" and self.noticed else found
         finally:
             signal.signal(signal.SIGTERM, before)
+
+    def wait(self, entry: Entry, node: Any) -> str:
+        """Begin the run once no other process has it; `finished` or `stopped` if it came to that
+        meanwhile."""
+        while not self.noticed:
+            if not busy(self.sweep, entry):
+                if settle(self.sweep, entry):
+                    return "finished"
+                with contextlib.suppress(BlockingIOError):  # begun elsewhere in this moment
+                    self.attempt = self.begin(entry, node, ".log")
+                    return ""
+            time.sleep(POLL)
+        return "stopped"
 
     def leave(self) -> str:
         """After a notice: what is to become of the job is told within a moment, if at all."""
@@ -109,14 +117,17 @@ class Job:
         """
         if not self.distributed:
             return self.trainer
-        number, host = (node.job_id, node.hostnames[0]) if node else ("JOB", "HOST")
-        # Two jobs on one host must not meet at one port.
-        port = 20000 + sum(int(part) for part in number.split("_") if part.isdigit()) % 20000
+        meet = ["--standalone"]  # at a port that is free
+        if self.nodes > 1:
+            number, host = (node.raw_job_id, node.hostnames[0]) if node else ("JOB", "HOST")
+            # A number of this job alone, for two of them may share a host; below the ports that
+            # Linux gives to outgoing connections.
+            port = 20000 + (int(number) if number.isdigit() else 0) % 12000
+            meet = [f"--nnodes={self.nodes}", "--rdzv_backend=c10d"]
+            meet += [f"--rdzv_endpoint={host}:{port}", f"--rdzv_id={number}"]
         return [
-            *(sys.executable, "-m", "torch.distributed.run"),
-            *(f"--nnodes={self.nodes}", f"--nproc_per_node={self.gpus}"),
-            *("--rdzv_backend=c10d", f"--rdzv_endpoint={host}:{port}", f"--rdzv_id={number}"),
-            *(f"--max_restarts={self.retries}", *self.trainer[1:]),
+            *(sys.executable, "-m", "torch.distributed.run", *meet),
+            *(f"--nproc_per_node={self.gpus}", f"--max_restarts={self.retries}", *self.trainer[1:]),
         ]
 
     def notice(self, *_: Any) -> None:
@@ -147,6 +158,17 @@ def parameters(given: list[str]) -> dict[str, Any]:
             raise ValueError(f"--slurm {text}: use timeout_min, in minutes")
         out[key] = int(value) if value.isdigit() else [value] if key == "setup" else value
     return out
+
+
+def check(given: dict[str, Any]) -> None:
+    """ValueError for parameters with which runs would not be what was meant."""
+    if "timeout_min" not in given:
+        raise ValueError("--slurm needs timeout_min=<minutes>: without it a job lasts for five")
+    for key in ("gres", "gpus_per_task", "num_gpus", "tasks_per_node"):
+        if key in given:
+            raise ValueError(f"--slurm {key}: use gpus_per_node; a run has a process for each GPU")
+    if given.get("nodes", 1) > 1 and not given.get("gpus_per_node"):
+        raise ValueError("--slurm nodes: several nodes are for GPUs; add gpus_per_node=<number>")
 
 
 def executor(folder: Path, cluster: str, given: dict[str, Any], jobs: int | None) -> Any:
@@ -201,7 +223,10 @@ def submit(
     ]
     if not todo:
         return []
-    submitted = made.map_array(job(sweep, trainer, given, retries), todo)
+    try:
+        submitted = made.map_array(job(sweep, trainer, given, retries), todo)
+    except library().core.utils.FailedJobError as error:
+        raise ValueError(f"SLURM refuses these jobs: {str(error).strip()}") from None
     for entry, one in zip(todo, submitted, strict=True):
         path = beside(sweep, entry, ".job")
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -168,6 +168,8 @@ def main(argv: list[str] | None = None, trainer: list[str] = TRAINER) -> int:
         for task in args.tasks or ():
             check_task(task)
         given = slurm.parameters(args.slurm)
+        if args.on == "slurm":
+            slurm.check(given)
         alike = functools.partial(matching, threads=args.threads)
         entries = manifest.update(args.out, grid(args), alike, args.dry)
         todo = [entry for entry in entries if not packed(args.out, entry).exists()]

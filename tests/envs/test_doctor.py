@@ -99,8 +99,7 @@ def test_drawing_on_the_cpu_beside_a_gpu_is_a_fault(only, monkeypatch, capsys):
 
 @pytest.mark.parametrize(("ram", "disk", "faults"), [(30, 99, 0), (2, 99, 1), (30, 4, 1)])
 def test_ram_and_disk_are_held_against_a_default_run(monkeypatch, capsys, ram, disk, faults):
-    memory = types.SimpleNamespace(available=ram * 1e9)
-    monkeypatch.setattr(doctor.psutil, "virtual_memory", lambda: memory)
+    monkeypatch.setattr(doctor.machine, "free_ram", lambda: ram * 10**9)
     usage = types.SimpleNamespace(free=disk * 1e9)
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda folder: usage)
     patient = Doctor()

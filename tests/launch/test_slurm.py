@@ -197,7 +197,8 @@ def test_the_job_file_of_two_nodes_with_eight_gpus(tmp_path, cluster, capsys):
 
 
 class Node:
-    job_id, global_rank, hostnames = "4711_2", 1, ["n01", "n02"]
+    # The third of an array has a number of its own.
+    job_id, raw_job_id, global_rank, hostnames = "4711_2", "4713", 1, ["n01", "n02"]
 
 
 def test_the_processes_of_a_job_meet_on_its_first_host(tmp_path):
@@ -205,7 +206,9 @@ def test_the_processes_of_a_job_meet_on_its_first_host(tmp_path):
     assert words[:3] == [sys.executable, "-m", "torch.distributed.run"]
     assert words[-2:] == ["-m", "agent.train"]
     assert {"--nnodes=2", "--nproc_per_node=8", "--rdzv_backend=c10d", "--max_restarts=3",
-            "--rdzv_endpoint=n01:24713", "--rdzv_id=4711_2"} == set(words[3:-2])  # fmt: skip
+            "--rdzv_endpoint=n01:24713", "--rdzv_id=4713"} == set(words[3:-2])  # fmt: skip
+    one_host = Job(tmp_path, [sys.executable, "-m", "agent.train"], 1, 4).launcher(Node())
+    assert one_host[3:-2] == ["--standalone", "--nproc_per_node=4", "--max_restarts=1"]
     assert Job(tmp_path, ["python"], 1, 1).launcher(Node()) == ["python"]
     assert Job(tmp_path, [""], 1, 2).distributed
     assert Job(tmp_path, [""], 2, 1).distributed
@@ -214,9 +217,12 @@ def test_the_processes_of_a_job_meet_on_its_first_host(tmp_path):
 def test_a_dry_command_shows_what_a_job_will_type(tmp_path, capsys):
     words = ["--tasks", "tmaze_5", "--cores", "gru", "--seeds", "1", "--out", str(tmp_path / "a")]
     words += ["--dry", "--on", "slurm", "--slurm", "nodes=2", "gpus_per_node=8", "cpus_per_task=16"]
-    assert sweep.main(words) == 0
+    assert sweep.main(words) == 2
+    assert "timeout_min" in capsys.readouterr().err
+    assert sweep.main([*words, "timeout_min=600"]) == 0
     printed = capsys.readouterr().out
-    assert "--nnodes=2 --nproc_per_node=8 --rdzv_backend=c10d --rdzv_endpoint=HOST:20000" in printed
+    assert "--nnodes=2 --rdzv_backend=c10d --rdzv_endpoint=HOST:20000 --rdzv_id=JOB" in printed
+    assert "--nproc_per_node=8" in printed
     assert "-m agent.train --task tmaze_5 --core gru --seed 0 --threads 2 --logdir" in printed
 
 
@@ -249,6 +255,46 @@ def test_a_wrong_parameter_is_named(tmp_path, cluster, given, words):
     runs = entries(tmp_path / "sweep")
     with pytest.raises(ValueError, match=words):
         submit(tmp_path / "sweep", runs, [], slurm.parameters(given))
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({}, "needs timeout_min"),
+        ({"timeout_min": 60, "gres": "gpu:4"}, "gres: use gpus_per_node"),
+        ({"timeout_min": 60, "tasks_per_node": 8}, "tasks_per_node: use gpus_per_node"),
+        ({"timeout_min": 60, "nodes": 2}, "add gpus_per_node"),
+    ],
+)
+def test_parameters_that_would_make_other_runs_are_refused(given, words):
+    with pytest.raises(ValueError, match=words):
+        slurm.check(given)
+    slurm.check({"timeout_min": 60, "nodes": 2, "gpus_per_node": 8})
+
+
+def test_what_slurm_refuses_is_told_in_its_words(tmp_path, cluster):
+    refusal = "echo sbatch: error: Invalid partition specified >&2; exit 1"
+    (cluster / "sbatch").write_text(f"#!/bin/sh\n{refusal}\n")
+    out = tmp_path / "sweep"
+    with pytest.raises(ValueError, match=r"SLURM refuses these jobs.*Invalid partition"):
+        submit(out, entries(out), [], {})
+
+
+def test_a_run_that_another_process_begins_in_that_moment_is_waited_for(tmp_path, monkeypatch):
+    out = tmp_path / "sweep"
+    (entry,) = entries(out, seeds=[0])
+    job, begun = Job(out, ["python"]), []
+
+    def begin(*args):
+        begun.append(args)
+        if len(begun) == 1:
+            raise BlockingIOError
+        return "the attempt"
+
+    monkeypatch.setattr(slurm, "POLL", 0)
+    monkeypatch.setattr(job, "begin", begin)
+    assert job.wait(entry, None) == ""
+    assert job.attempt == "the attempt"
 
 
 def test_without_slurm_or_submitit_a_line_says_so(tmp_path, monkeypatch):
