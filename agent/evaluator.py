@@ -33,6 +33,8 @@ POLL = 0.1  # seconds between two looks of a run that has ended and waits for it
 
 LONGEST = 7200.0  # seconds that it waits: an environment may hang, or never end an episode
 
+HUNG = 86400.0  # seconds after which one beside training is given up: the next are waiting
+
 GRACE = 10.0  # seconds that the process has to close its environments
 
 
@@ -44,6 +46,7 @@ class Evaluator:
         self.file.parent.mkdir(exist_ok=True)
         self.number = agent_step // config.eval.every
         self.skipped = self.failed = 0
+        self.begun, self.told = 0.0, False  # when the last was, and whether a skip has been told
         self.process: Any = None
         self.pipe: Any = None
         self.asked: dict[str, float] | None = None  # axes of the weights that are being evaluated
@@ -56,18 +59,23 @@ class Evaluator:
     def look(self, axes: dict[str, float], update: Update) -> None:
         """Log what is ready and begin what is due; takes no longer than copying the weights."""
         self.collect()
+        if self.asked and time.monotonic() - self.begun > HUNG:
+            self.end()
+            self.fail(f"not done within {HUNG:g} s")
         number = int(axes["agent_step"]) // self.config.eval.every
         if number == self.number:
             return
         self.number = number
         if self.asked:
             self.skipped += 1
-            log.warning(
-                "evaluation at step %d is skipped: the one of step %d is not done; "
-                "a larger eval.every or fewer eval.episodes would fit",
-                axes["agent_step"],
-                self.asked["agent_step"],
-            )
+            if not self.told:  # once for each that is waited for
+                log.warning(
+                    "evaluation at step %d is skipped: the one of step %d is not done; "
+                    "a larger eval.every or fewer eval.episodes would fit",
+                    axes["agent_step"],
+                    self.asked["agent_step"],
+                )
+            self.told = True
             return
         self.begin(axes, update)
 
@@ -92,7 +100,7 @@ class Evaluator:
     def begin(self, axes: dict[str, float], update: Update) -> None:
         if self.process is None:
             self.start()
-        self.asked = dict(axes)
+        self.asked, self.begun, self.told = dict(axes), time.monotonic(), False
         content = {
             "agent_step": int(axes["agent_step"]),
             "update": int(axes["update"]),

@@ -15,8 +15,8 @@ IMAGE_RATIO = 3.4
 # Left free for logs and much else: bytes, or a share of what is free where that is more.
 RESERVE_BYTES, RESERVE_SHARE = 2e9, 0.05
 CHECKPOINTS = 3  # folders on disk while one is written
-# A state that is refreshed exists twice as long as a checkpoint refers to what it was.
-STATE_VERSIONS = 2
+# A state that is refreshed exists anew, as long as one of two checkpoints refers to what it was.
+STATE_VERSIONS = 3
 
 
 def bytes_per_step(fields: Fields, state_bytes: int = 0, state_every: int = 1) -> float:

@@ -190,6 +190,21 @@ def test_a_run_waits_for_its_last_evaluation_only_so_long(beside, monkeypatch, c
     assert "not done within 0.2 s" in caplog.text
 
 
+def test_one_that_hangs_is_given_up_for_those_after_it_and_skips_are_told_once(
+    beside, monkeypatch, caplog
+):
+    evaluator, update = beside()
+    monkeypatch.setattr(evaluator, "hand_over", lambda content: None)  # it never answers
+    for step in (150, 250, 350):
+        evaluator.look(axes(step), update)
+    assert (evaluator.skipped, evaluator.failed) == (2, 0)
+    assert caplog.text.count("is skipped") == 1
+    monkeypatch.setattr("agent.evaluator.HUNG", -1.0)
+    evaluator.look(axes(450), update)
+    assert (evaluator.skipped, evaluator.failed) == (2, 1)
+    assert evaluator.asked["agent_step"] == 450
+
+
 def test_what_is_left_without_memory_is_told_apart(tmp_path, capsys):
     start(tmp_path, "--task", "test_counter", "--stop.steps", "40").communicate(timeout=100)
     assert main(["--logdir", str(tmp_path), "--episodes", "1", "--forget", "3"]) == 0

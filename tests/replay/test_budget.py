@@ -76,7 +76,7 @@ def test_three_checkpoints_have_room(disk, tmp_path):
 
 
 def test_states_are_counted_twice_over_their_steps():
-    assert bytes_per_step(VECTOR, 768, 16) == 100 + 2 * (32 + 768) / 16
+    assert bytes_per_step(VECTOR, 768, 16) == 100 + 3 * (32 + 768) / 16
 
 
 @pytest.mark.parametrize(("length", "fill"), [(1, 1), (10, 302), (33, 1), (100, 700)])
