@@ -15,12 +15,22 @@ from envs.pool import EnvPool, episode_seed
 from envs.testing import ODD_OBS, Odd
 
 
-def test_no_rank_slot_episode_or_purpose_shares_a_seed():
-    cases = list(itertools.product(range(300), range(8), ("train", "eval"), range(4)))
-    drawn = {episode_seed(0, slot, n, purpose, rank) for n, slot, purpose, rank in cases}
+def test_no_slot_episode_or_purpose_shares_a_seed():
+    """Slots are numbered through the pools of all ranks."""
+    cases = list(itertools.product(range(32), range(300), ("train", "eval")))
+    drawn = {episode_seed(0, *case) for case in cases}
     assert len(drawn) == len(cases) == 19_200
-    assert episode_seed(0, 1, 2) == episode_seed(0, 1, 2, rank=0)
-    assert not drawn & {episode_seed(1, slot, n, purpose, r) for n, slot, purpose, r in cases}
+    assert not drawn & {episode_seed(1, *case) for case in cases}
+
+
+def test_pools_of_ranks_share_no_episode():
+    make = functools.partial(Odd, ODD_OBS, Space("vector", (3,)))
+    pools = [EnvPool(make, 4, 0, False, first=first) for first in (0, 4)]
+    seeds = [pool.seed_of(slot, n) for pool in pools for slot in range(4) for n in range(50)]
+    assert len(set(seeds)) == 400
+    assert pools[1].seed_of(0, 7) == episode_seed(0, 4, 7)
+    for pool in pools:
+        pool.close()
 
 
 def test_no_purpose_counter_or_rank_shares_its_noise():
