@@ -12,6 +12,7 @@ from typing import Any
 
 from agent.logger import Lines
 
+TAIL = 4096  # bytes that the last row lies in
 COLUMNS = ("steps", "episode", "total_return", "episode_len", "episode_return")
 
 
@@ -34,10 +35,13 @@ class EpisodeTable(Lines):
 
     def read(self) -> None:
         """The totals are those of the last row; a kill may have cut the line after it."""
-        *lines, _ = self.path.read_text().split("\n")
-        names, *rows = [line.split(",") for line in lines] or [[]]
-        self.totals = dict(zip(names, map(float, rows[-1]), strict=True)) if rows else {}
-        self.headed = bool(names)
+        with self.path.open("rb") as file:
+            head = file.readline()
+            file.seek(max(len(head), self.path.stat().st_size - TAIL))
+            *rows, _ = file.read().split(b"\n")
+        self.headed = head.endswith(b"\n")
+        names, last = (line.decode().strip().split(",") for line in (head, (rows or [b""])[-1]))
+        self.totals = dict(zip(names, map(float, last), strict=True)) if rows else {}
 
     def write(self, score: dict[str, Any]) -> None:
         """One finished episode, as in scores.jsonl."""

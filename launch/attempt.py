@@ -76,6 +76,8 @@ def settle(sweep: Path, entry: Entry) -> bool:
     """Whether the run is finished; if so it is packed now, unless it was before."""
     path = packed(sweep, entry)
     if not path.exists():
+        if not (folder(sweep, entry) / FINISHED).exists():
+            return False  # told without reading all that it has written
         run = read_folder(folder(sweep, entry), entry)
         if run.status != "finished":
             return False

@@ -17,8 +17,11 @@ from __future__ import annotations
 import csv
 import dataclasses
 import json
+import math
 import os
 import socket
+from array import array
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,18 +73,29 @@ class Run:
 # Rows
 
 
-def read_rows(path: Path) -> list[dict[str, Any]]:
-    """All rows of a JSONL file; the last one may be cut. ValueError names a line that is broken."""
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """The rows of a JSONL file; the last one may be cut. ValueError names a line that is broken."""
     if not path.exists():
-        return []
-    *lines, _ = path.read_bytes().split(b"\n")
-    rows = []
-    for number, line in enumerate(lines, 1):
-        try:
-            rows.append(json.loads(line))
-        except json.JSONDecodeError:
-            raise ValueError(f"{path} line {number} is no JSON") from None
-    return rows
+        return
+    with path.open("rb") as file:
+        for number, line in enumerate(file, 1):
+            if not line.endswith(b"\n"):
+                return
+            try:
+                yield json.loads(line)
+            except json.JSONDecodeError:
+                raise ValueError(f"{path} line {number} is no JSON") from None
+
+
+def read_columns(path: Path, names: tuple[str, ...]) -> Columns:
+    """Columns `names` of a JSONL file, which may have the episodes of weeks: as `columns`, with one
+    row in memory at a time."""
+    found = {name: array("d") for name in names}
+    for row in read_rows(path):
+        for name, values in found.items():
+            value = row.get(name)
+            values.append(math.nan if value is None else value)
+    return {name: np.array(values, np.float64) for name, values in found.items()}
 
 
 def columns(rows: list[dict[str, Any]], names: list[str] | None = None) -> Columns:
@@ -138,9 +152,9 @@ def read_folder(folder: Path, entry: dict[str, Any]) -> Run:
         if began:
             run.config = flat(read_yaml(folder / "config.yaml"))
         run.model = model(folder / "model.txt")
-        scores = columns(read_rows(folder / "scores.jsonl"), list(COLUMNS))
+        scores = read_columns(folder / "scores.jsonl", COLUMNS)
         run.scores = {**scores, "episodes": np.ones(len(scores["return"]))}
-        rows = read_rows(folder / "metrics.jsonl")
+        rows = list(read_rows(folder / "metrics.jsonl"))
         played = [row for row in rows if EVALUATED in row]
         run.evaluations = columns(sorted(played, key=lambda row: row["agent_step"]))
         metrics = columns([row for row in rows if EVALUATED not in row])
