@@ -23,6 +23,9 @@ from worldmodels.world_model import Carry, tree_map
 log = logging.getLogger("agent")
 
 
+MOST_LEFT_OUT = 100  # updates in a row, where those that are not finite are left out
+
+
 class NonFiniteError(FloatingPointError):
     """A loss or gradient is not finite; nothing of that update was kept that matters."""
 
@@ -109,6 +112,7 @@ class Learner:
             torch.backends.cudnn.allow_tf32 = False
         self.keep = keep or (lambda update, batch: "its batch is not kept")
         self.updates = self.skipped = 0
+        self.in_row = 0  # updates that were left out since the last one that was not
         self.carry: Carry | None = None  # after the last step of the batch; None: not finite
         self.unchecked: tuple[int, Tensor, dict[str, Tensor], dict[str, Any]] | None = None
 
@@ -150,6 +154,7 @@ class Learner:
                 fault = fault or "losses of another rank"
                 self.update.return_range.copy_(before)
                 return self.leave_out(fault, batch, metrics)
+        self.in_row = 0
         norms = self.optimizer.step()
         self.update.update_slow()
         self.updates += 1
@@ -180,8 +185,14 @@ class Learner:
         self.carry = None
         self.updates += 1
         self.skipped += 1
+        self.in_row += 1
         where = self.keep(self.updates, batch)
         log.warning("update %d is left out, not finite: %s; %s", self.updates, fault, where)
+        if self.in_row == MOST_LEFT_OUT:
+            raise NonFiniteError(
+                f"{self.in_row} updates in a row were not finite and left out: nothing is learned "
+                f"any more. The last: {fault}; {where}"
+            )
         nothing = torch.full_like(metrics["loss/total"], torch.nan)
         return dict.fromkeys([*metrics, "optim/grad_norm"], nothing)
 

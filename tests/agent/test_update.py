@@ -10,7 +10,7 @@ from agent import seeding
 from agent.auto import fake_batch
 from agent.checkpoint import check_model
 from agent.imagination import imagine
-from agent.learner import Compiled, KeptBatches, Learner, NonFiniteError
+from agent.learner import Compiled, Learner, NonFiniteError
 from agent.optim import LaProp
 from agent.published import acting_copy
 from agent.update import Update
@@ -18,7 +18,6 @@ from configs.load import replace_flat, resolve
 from envs.env import Space
 from envs.testing import ConstantReward
 from worldmodels.cores import CORES
-from worldmodels.segments import Plan
 from worldmodels.transformer import since_first
 from worldmodels.world_model import tree_map
 
@@ -265,32 +264,6 @@ def test_a_poisoned_update_can_be_left_out_as_if_it_had_not_been(tiny, caplog):
     assert (kept, learner.skipped) == ([2], 1)
     assert "update 2 is left out, not finite: losses" in caplog.text
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
-
-
-def test_batches_of_bad_updates_are_kept_the_last_five(tmp_path):
-    keep = KeptBatches(tmp_path / "nonfinite")
-    for update in range(1, 8):
-        reward, carry = torch.tensor([float(update)]), {"core": {"h": torch.ones(1)}}
-        plan = Plan.of(np.zeros((1, 1), bool), np.zeros((1, 1), int), 3)
-        said = keep(update, {"reward": reward, "carry": carry, "plan": plan})
-    assert said == f"its batch is kept in {tmp_path / 'nonfinite' / '000000007.pt'}"
-    files = sorted(path.name for path in (tmp_path / "nonfinite").iterdir())
-    assert files == [f"00000000{update}.pt" for update in range(3, 8)]
-    batch = torch.load(tmp_path / "nonfinite" / "000000005.pt", weights_only=True)
-    assert (batch["reward"].item(), batch["carry"]["core"]["h"].item()) == (5.0, 1.0)
-    (tmp_path / "file").touch()
-    assert "could not be kept" in KeptBatches(tmp_path / "file" / "nonfinite")(1, batch)
-
-
-def test_a_batch_that_a_full_disk_cuts_short_is_not_kept(tmp_path, monkeypatch):
-    def full(content, path):
-        path.write_bytes(b"half")
-        raise RuntimeError("unexpected pos 64 vs 0")  # what PyTorch makes of it
-
-    monkeypatch.setattr(torch, "save", full)
-    said = KeptBatches(tmp_path)(1, {"reward": torch.ones(1)})
-    assert said == "its batch could not be kept (unexpected pos 64 vs 0)"
-    assert not list(tmp_path.iterdir())
 
 
 def test_twenty_updates_equal_ten_then_a_restored_ten(tiny):
