@@ -21,7 +21,8 @@ def read_folders(folders: list[Path]) -> list[Run]:
     ValueError for a folder without a run, and for two of one task, variant and seed.
     """
     settings = [settings_of(folder) for folder in folders]
-    variants = [variant(each, settings) for each in settings]
+    differs = differing(settings)
+    variants = [variant(each, differs) for each in settings]
     seen: dict[tuple[str, str, int], Path] = {}
     runs = []
     for folder, each, called in zip(folders, settings, variants, strict=True):
@@ -43,15 +44,23 @@ def settings_of(folder: Path) -> dict[str, Any]:
     return configs.to_flat(configs.load(file))
 
 
-def variant(own: dict[str, Any], every: list[dict[str, Any]]) -> str:
-    """What tells a run from others of its core on the same task, which may be another one's."""
-    differs: dict[str, None] = {}
-    for one in every:
-        for other in every:
-            if one["core"] == other["core"] == own["core"] and one["task"] == other["task"]:
-                differs |= {key: None for key in one if one[key] != other[key]}
-    keys = [key for key in differs if not named(key, IDENTITY)]
-    return ":".join([own["core"], *(f"{key}={text(own[key])}" for key in keys)])
+def differing(settings: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Core -> the settings in which its runs on one task differ."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for each in settings:
+        groups.setdefault((each["core"], each["task"]), []).append(each)
+    out: dict[str, list[str]] = {}
+    for (core, _), group in groups.items():
+        keys = [key for key in group[0] if any(one[key] != group[0][key] for one in group)]
+        known = out.setdefault(core, [])
+        known += [key for key in keys if key not in known and not named(key, IDENTITY)]
+    return out
+
+
+def variant(own: dict[str, Any], differs: dict[str, list[str]]) -> str:
+    """What tells a run from others of its core, also where they are of another task."""
+    settings = (f"{key}={text(own[key])}" for key in differs[own["core"]])
+    return ":".join([own["core"], *settings])
 
 
 def entry(folder: Path, settings: dict[str, Any], called: str) -> Entry:

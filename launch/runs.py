@@ -98,9 +98,9 @@ def read_columns(path: Path, names: tuple[str, ...]) -> Columns:
     return {name: np.array(values, np.float64) for name, values in found.items()}
 
 
-def columns(rows: list[dict[str, Any]], names: list[str] | None = None) -> Columns:
-    """Rows as columns of float64, NaN where one lacks a number; `names`: these alone."""
-    names = names or list(dict.fromkeys(name for row in rows for name in row))
+def columns(rows: list[dict[str, Any]]) -> Columns:
+    """Rows as columns of float64, NaN where one lacks a number."""
+    names = dict.fromkeys(name for row in rows for name in row)
     found = {name: [row.get(name) for row in rows] for name in names}
     return {name: np.array(values, np.float64) for name, values in found.items()}
 
